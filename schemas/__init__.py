@@ -1,0 +1,1 @@
+"""What a record is: Avro schemas, typed frozen records, codecs and canonical JSON."""
