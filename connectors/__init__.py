@@ -1,0 +1,1 @@
+"""What touches the world: models, tools, triggers and sinks, secrets, the local broker."""
