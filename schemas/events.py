@@ -1,0 +1,321 @@
+"""run-events: the history of a run, keyed run_id/seq. State is the fold of these and of nothing else.
+
+A message's content stands here once: the input in RunCreated, each assistant message in ModelResponded, each call's
+result in ToolCompleted. ``turn`` counts model turns from 1, ``attempt`` from 1, ``index`` from 0.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from perdure.schemas.values import (
+    Answer,
+    Effect,
+    PendingKind,
+    Provenance,
+    ResultSource,
+    Struct,
+    Usage,
+    Verdict,
+)
+
+
+class RunCreated(Struct, frozen=True, tag="RunCreated"):
+    """The run exists, queued. ``definition`` None: its agent is not known yet (``waiting_for`` says which)."""
+
+    agent: str
+    version: str | None
+    definition: str | None
+    input: bytes
+    provenance: Provenance
+    max_turns: int
+    deadline_ms: int | None = None
+    not_before_ms: int | None = None
+    budget: Usage | None = None
+    waiting_for: str | None = None
+    retry_at_ms: int | None = None
+
+
+class AgentPinned(Struct, frozen=True, tag="AgentPinned"):
+    """The agent's definition was found; the run is bound to it for good."""
+
+    definition: str
+    version: str
+    max_turns: int
+
+
+class RunWaiting(Struct, frozen=True, tag="RunWaiting"):
+    """The run can not start yet; asked again at ``retry_at_ms``."""
+
+    waiting_for: str
+    retry_at_ms: int
+
+
+class TurnStarted(Struct, frozen=True, tag="TurnStarted"):
+    """The model is asked, for the ``attempt``-th time, for turn ``turn``.
+
+    ``notice``: text appended after the tool results (final notice). ``allow_tools`` False: the last turn.
+    """
+
+    turn: int
+    attempt: int
+    request_id: str
+    start_by_ms: int
+    timeout_ms: int
+    max_tokens: int
+    notice: str | None = None
+    allow_tools: bool = True
+
+
+class TranscriptSent(Struct, frozen=True, tag="TranscriptSent"):
+    """The pending request was written again with the whole transcript."""
+
+    request_id: str
+
+
+class ModelResponded(Struct, frozen=True, tag="ModelResponded"):
+    """The complete assistant message of a turn. ``message``: UTF-8 JSON, normalised, re-sent byte for byte."""
+
+    turn: int
+    attempt: int
+    request_id: str
+    invocation_id: str
+    message: bytes
+    stop_reason: str
+    usage: Usage
+    provider_message_id: str = ""
+
+
+class ModelAttemptEnded(Struct, frozen=True, tag="ModelAttemptEnded"):
+    """A model attempt ended without a message that counts. ``retry_at_ms`` None: it is not tried again.
+
+    ``usage``: what it cost; ``is_estimated``: its worst case, until its result comes.
+    """
+
+    turn: int
+    attempt: int
+    request_id: str
+    code: str
+    message: str
+    retry_at_ms: int | None
+    usage: Usage = Usage()
+    is_estimated: bool = False
+
+
+class ToolCallRequested(Struct, frozen=True, tag="ToolCallRequested"):
+    """The model asks for a call; durable before anything starts. ``arguments``: canonical JSON (RFC 8785)."""
+
+    turn: int
+    index: int
+    call_id: str
+    tool: str
+    arguments: bytes
+    effect: Effect
+    idempotency_key: str
+
+
+class ToolDispatched(Struct, frozen=True, tag="ToolDispatched"):
+    """An attempt of a call is handed to the executors. It is over, at the latest, at ``deadline_ms``."""
+
+    turn: int
+    call_id: str
+    attempt: int
+    request_id: str
+    start_by_ms: int
+    timeout_ms: int
+    deadline_ms: int
+
+
+class ToolStarted(Struct, frozen=True, tag="ToolStarted"):
+    """An executor holds the claim for a non_idempotent attempt; it is over at ``deadline_ms`` at the latest."""
+
+    turn: int
+    call_id: str
+    attempt: int
+    deadline_ms: int
+    worker: str
+
+
+class ToolAttemptEnded(Struct, frozen=True, tag="ToolAttemptEnded"):
+    """An attempt ended without a result that counts, and may be tried again at ``retry_at_ms`` (None: it is not)."""
+
+    turn: int
+    call_id: str
+    attempt: int
+    reason: str
+    message: str
+    retry_at_ms: int | None
+
+
+class ToolAmbiguous(Struct, frozen=True, tag="ToolAmbiguous"):
+    """A non_idempotent attempt may or may not have happened."""
+
+    turn: int
+    call_id: str
+    attempt: int
+    reason: str
+    message: str
+
+
+class ReconciliationAsked(Struct, frozen=True, tag="ReconciliationAsked"):
+    """The reconciliation tool is asked, for the ``ask``-th time, about an attempt."""
+
+    turn: int
+    call_id: str
+    attempt: int
+    ask: int
+    tool: str
+    request_id: str
+    start_by_ms: int
+    timeout_ms: int
+    deadline_ms: int
+
+
+class ReconciliationAnswered(Struct, frozen=True, tag="ReconciliationAnswered"):
+    """Its answer; asked again at ``retry_at_ms`` when that is set."""
+
+    turn: int
+    call_id: str
+    attempt: int
+    ask: int
+    answer: Answer
+    message: str
+    retry_at_ms: int | None
+
+
+class ToolCompleted(Struct, frozen=True, tag="ToolCompleted"):
+    """The call's one effective result. ``content``: UTF-8 JSON string or list of content blocks."""
+
+    turn: int
+    call_id: str
+    attempt: int
+    content: bytes
+    is_error: bool
+    source: ResultSource
+
+
+class ApprovalRequested(Struct, frozen=True, tag="ApprovalRequested"):
+    """A person has to decide about a call. ``known``: UTF-8 JSON object that says exactly what is known."""
+
+    turn: int
+    call_id: str
+    kind: PendingKind
+    known: bytes
+    verdicts: tuple[Verdict, ...]
+    token: str
+    deadline_ms: int | None
+
+
+class DecisionRecorded(Struct, frozen=True, tag="DecisionRecorded"):
+    """The first valid decision about a pending call."""
+
+    turn: int
+    call_id: str
+    verdict: Verdict
+    decided_by: str
+    message: str | None = None
+    arguments: bytes | None = None
+
+
+class CommandRejected(Struct, frozen=True, tag="CommandRejected"):
+    """A command changed nothing; ``reason`` is stable."""
+
+    kind: str
+    reason: str
+
+
+class SurplusRecorded(Struct, frozen=True, tag="SurplusRecorded"):
+    """A result that changes no state: late, of another attempt, or a second one. Its usage counts all the same.
+
+    ``corrects_estimate``: request id of the attempt whose estimated usage this replaces.
+    """
+
+    turn: int
+    call_id: str
+    attempt: int
+    request_id: str
+    kind: str
+    reason: str
+    usage: Usage = Usage()
+    content_sha256: bytes = b""
+    corrects_estimate: bool = False
+
+
+class RunCompleted(Struct, frozen=True, tag="RunCompleted"):
+    """Terminal. ``output``: UTF-8 JSON."""
+
+    output: bytes
+    stop_reason: str
+
+
+class RunFailed(Struct, frozen=True, tag="RunFailed"):
+    """Terminal until resumed. ``checkpoint``: seq of the last event whose effects stand."""
+
+    code: str
+    message: str
+    phase: str
+    checkpoint: int
+
+
+class RunCancelled(Struct, frozen=True, tag="RunCancelled"):
+    """Terminal until resumed."""
+
+    reason: str
+
+
+class RunTimedOut(Struct, frozen=True, tag="RunTimedOut"):
+    """Terminal until resumed."""
+
+    reason: str
+
+
+class RunResumed(Struct, frozen=True, tag="RunResumed"):
+    """A next execution begins, queued."""
+
+    execution: int
+    message: str | None
+    max_turns: int
+    budget: Usage | None
+
+
+EventBody: TypeAlias = (
+    RunCreated
+    | AgentPinned
+    | RunWaiting
+    | TurnStarted
+    | TranscriptSent
+    | ModelResponded
+    | ModelAttemptEnded
+    | ToolCallRequested
+    | ToolDispatched
+    | ToolStarted
+    | ToolAttemptEnded
+    | ToolAmbiguous
+    | ReconciliationAsked
+    | ReconciliationAnswered
+    | ToolCompleted
+    | ApprovalRequested
+    | DecisionRecorded
+    | CommandRejected
+    | SurplusRecorded
+    | RunCompleted
+    | RunFailed
+    | RunCancelled
+    | RunTimedOut
+    | RunResumed
+)
+
+
+class Event(Struct, frozen=True):
+    """One event. ``seq`` counts from 1 without gaps; ``at_ms`` never falls within a partition.
+
+    ``cause``: command id or result id of the input that the event answers; set on the first event of each input, so
+    that an input read again is known. ``answers_command`` tells the two kinds of cause apart.
+    """
+
+    run_id: str
+    seq: int
+    at_ms: int
+    body: EventBody
+    cause: str | None = None
+    answers_command: bool = False

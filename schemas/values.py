@@ -1,0 +1,152 @@
+"""Small values that several records share."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+RUN_ID_CHARS_MAX: Final = 128
+RUN_ID_PATTERN: Final = re.compile(r"[A-Za-z0-9._:\-]{1,128}(~[A-Za-z0-9._:\-]{1,64})*", re.ASCII)
+"""A run id; ``~`` joins the ids of children and forks to their root and is never chosen by a client."""
+
+
+class Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of every record: immutable, compared by value, built by keyword or position."""
+
+
+class RunState(StrEnum):
+    """The eight states of a run (docs/ARCHITECTURE.md, lifecycle)."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    AWAITING_TOOL = "awaiting_tool"
+    AWAITING_APPROVAL = "awaiting_approval"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    TIMED_OUT = "timed_out"
+
+    @property
+    def is_terminal(self) -> bool:
+        return self in _TERMINAL
+
+
+_TERMINAL: Final = frozenset((RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED, RunState.TIMED_OUT))
+
+
+class Effect(StrEnum):
+    """What a tool may do to the world; decides what may be done after a crash."""
+
+    READ_ONLY = "read_only"
+    IDEMPOTENT_WRITE = "idempotent_write"
+    NON_IDEMPOTENT = "non_idempotent"
+
+
+class Verdict(StrEnum):
+    """What a person decided about a pending call.
+
+    APPROVE and REJECT answer an approval; RAN, DID_NOT_RUN and GIVE_UP answer an ambiguity.
+    """
+
+    APPROVE = "approve"
+    REJECT = "reject"
+    RAN = "ran"
+    DID_NOT_RUN = "did_not_run"
+    GIVE_UP = "give_up"
+
+
+class PendingKind(StrEnum):
+    """Why a call waits for a person."""
+
+    APPROVAL = "approval"  # policy: it has not been dispatched yet
+    AMBIGUITY = "ambiguity"  # it may have run; nothing can tell
+
+
+class Purpose(StrEnum):
+    """What a tool request asks for."""
+
+    CALL = "call"
+    RECONCILE = "reconcile"
+
+
+class Answer(StrEnum):
+    """What a reconciliation tool found out."""
+
+    HAPPENED = "happened"
+    DID_NOT_HAPPEN = "did_not_happen"
+    UNKNOWN = "unknown"
+
+
+class FailureKind(StrEnum):
+    """How a tool call ended without a result of the tool's own."""
+
+    NOT_EXECUTED = "not_executed"  # the tool raised NotExecuted: definitely nothing happened
+    DEADLINE = "deadline"
+    ABORTED = "aborted"
+    CONNECTION = "connection"
+    EXCEPTION = "exception"
+    OUTPUT = "output"  # it returned something that is no JSON or over the limit
+
+
+class DeclineReason(StrEnum):
+    """Why an executor handed a request back without starting it."""
+
+    LATE_CLAIM = "late_claim"
+    EXPIRED = "expired"  # past start_by_ms
+    UNAVAILABLE = "unavailable"  # unknown tool or agent version here
+    CANCELLED = "cancelled"
+
+
+class ResultSource(StrEnum):
+    """Where a call's effective result came from."""
+
+    EXECUTED = "executed"
+    RECONCILED = "reconciled"
+    DECIDED = "decided"
+    SYNTHETIC = "synthetic"
+
+
+class Usage(Struct, frozen=True):
+    """Tokens and money of one or more model invocations; tokens are counts, money is 1e-9 US dollars."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cache_creation_tokens: int = 0
+    cache_read_tokens: int = 0
+    cost_nano_usd: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.input_tokens + other.input_tokens,
+            self.output_tokens + other.output_tokens,
+            self.cache_creation_tokens + other.cache_creation_tokens,
+            self.cache_read_tokens + other.cache_read_tokens,
+            self.cost_nano_usd + other.cost_nano_usd,
+        )
+
+
+class Provenance(Struct, frozen=True):
+    """Who asked for a run and how its parts are found again; copied into every outcome.
+
+    ``labels`` are sorted (name, value) pairs. ``trace_context`` is a W3C ``traceparent``.
+    """
+
+    correlation_id: str | None = None
+    tenant: str | None = None
+    labels: tuple[tuple[str, str], ...] = ()
+    trace_context: str | None = None
+    sender: str | None = None
+
+
+class LogPosition(Struct, frozen=True):
+    """Where a record stands (or first stood) in the log."""
+
+    topic: str
+    partition: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.partition}/{self.offset}"
