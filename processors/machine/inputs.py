@@ -1,0 +1,102 @@
+"""What ``decide`` is given and what it answers."""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias
+
+from perdure.schemas.commands import Command
+from perdure.schemas.definition import AgentDefinition
+from perdure.schemas.events import Event
+from perdure.schemas.results import Result
+from perdure.schemas.values import Struct
+
+ENTROPY_BYTES: Final = 16
+
+
+class CommandInput(Struct, frozen=True):
+    """A command for ``run_id``; ``command_id`` is already resolved (the sender's, or its first log position)."""
+
+    run_id: str
+    command_id: str
+    command: Command
+
+
+class ResultInput(Struct, frozen=True):
+    """A result of an executor."""
+
+    result: Result
+
+
+class TimerInput(Struct, frozen=True):
+    """``next_due_ms(run)`` has passed."""
+
+    run_id: str
+
+
+class StartInput(Struct, frozen=True):
+    """A slot is free and this queued run is the next one (``wants_slot``)."""
+
+    run_id: str
+
+
+Input: TypeAlias = CommandInput | ResultInput | TimerInput | StartInput
+
+
+class MachineSettings(Struct, frozen=True):
+    """Limits of the machine; instants and spans in milliseconds.
+
+    ``dispatch_wait_ms_max``: how long a request may lie unstarted before it expires. ``clock_skew_ms_max``: how far
+    the wall clocks of two workers may differ; added wherever an executor's instant is believed.
+    """
+
+    dispatch_wait_ms_max: int = 3_600_000
+    clock_skew_ms_max: int = 2_000
+    retry_delay_ms_min: int = 250
+    retry_delay_ms_max: int = 60_000
+    unavailable_delay_ms: int = 2_000
+    model_failures_max: int = 20
+    reconcile_asks_max: int = 5
+    agent_wait_ms: int = 2_000
+    approval_timeout_ms: int | None = None
+
+
+class Context(Struct, frozen=True):
+    """Everything ``decide`` may know beside the run and the input.
+
+    ``now_ms``: max(wall clock, time of the partition's last event). ``entropy``: ENTROPY_BYTES random bytes, fresh
+    for every call, from which ids are derived. ``definition``: the run's pinned definition, or for a run without
+    one the definition its command or its ``waiting_for`` asks for; None: not known on this worker.
+    ``definition_digest``: its content hash. ``may_start``: a slot is free in this partition.
+    ``token_key``: secret of the resume tokens.
+    """
+
+    now_ms: int
+    entropy: bytes
+    definition: AgentDefinition | None
+    definition_digest: str | None
+    may_start: bool
+    settings: MachineSettings = MachineSettings()
+    token_key: bytes = b""
+
+
+class SendTranscript(Struct, frozen=True):
+    """Write the pending model request again with the whole transcript (``transcript.whole_requests``)."""
+
+    run_id: str
+
+
+class RefuseInput(Struct, frozen=True):
+    """The input can not be answered by an event of its run: dead-letter it."""
+
+    code: str
+    reason: str
+
+
+Output: TypeAlias = SendTranscript | RefuseInput
+
+
+class Decided(Struct, frozen=True):
+    """The answer to an input: events to be applied in order, and outputs that are no state."""
+
+    events: tuple[Event, ...] = ()
+    outputs: tuple[Output, ...] = ()

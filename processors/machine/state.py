@@ -1,0 +1,151 @@
+"""The state of one run: what ``apply`` builds and ``decide`` reads. Small and bounded, whatever the run's length.
+
+Finished turns live in message and result rows, not here; this row holds the run's totals and its current turn.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from perdure.schemas.values import Effect, PendingKind, Provenance, RunState, Struct, Usage
+
+
+class CallPhase(StrEnum):
+    """Where one tool call of the current turn stands."""
+
+    REQUESTED = "requested"  # durable, not dispatched
+    DISPATCHED = "dispatched"  # an attempt is open
+    RETRY_WAIT = "retry_wait"  # a timer will dispatch the next attempt
+    AMBIGUOUS = "ambiguous"  # may have happened; not yet asked
+    RECONCILING = "reconciling"  # the reconciliation tool is asked
+    RECONCILE_WAIT = "reconcile_wait"  # a timer will ask it again
+    AWAITING_DECISION = "awaiting_decision"  # a person is asked
+    DONE = "done"
+
+
+class Attempt(Struct, frozen=True):
+    """The newest attempt of a call; ``started_ms`` is set once a claim was read."""
+
+    number: int
+    request_id: str
+    opened_ms: int
+    deadline_ms: int
+    started_ms: int | None = None
+    is_open: bool = True
+
+
+class Reconciliation(Struct, frozen=True):
+    """The newest question to a reconciliation tool."""
+
+    ask: int
+    request_id: str
+    asked_ms: int
+    deadline_ms: int
+    is_open: bool = True
+
+
+class Call(Struct, frozen=True):
+    """One tool call of the current turn. ``due_ms``: when its timer fires, in the waiting phases."""
+
+    call_id: str
+    index: int
+    tool: str
+    arguments: bytes
+    effect: Effect
+    idempotency_key: str
+    phase: CallPhase = CallPhase.REQUESTED
+    attempt: Attempt | None = None
+    reconciliation: Reconciliation | None = None
+    due_ms: int | None = None
+    doubt: str | None = None
+    content: bytes | None = None
+    is_error: bool = False
+
+    @property
+    def is_done(self) -> bool:
+        return self.phase is CallPhase.DONE
+
+    @property
+    def awaits_decision(self) -> bool:
+        return self.phase is CallPhase.AWAITING_DECISION
+
+
+class Pending(Struct, frozen=True):
+    """What a person is asked about a call."""
+
+    call_id: str
+    kind: PendingKind
+    token: str
+    requested_ms: int
+    deadline_ms: int | None
+
+
+class ModelCall(Struct, frozen=True):
+    """The pending model request of the current turn; ``retry_at_ms`` set: it waits for its next attempt."""
+
+    turn: int
+    attempt: int
+    request_id: str
+    deadline_ms: int
+    start_by_ms: int
+    timeout_ms: int
+    max_tokens: int
+    allow_tools: bool
+    retry_at_ms: int | None = None
+    is_whole_sent: bool = False
+
+
+class Closed(Struct, frozen=True):
+    """How the current execution ended."""
+
+    at_ms: int
+    output: bytes | None = None
+    stop_reason: str | None = None
+    code: str | None = None
+    message: str | None = None
+    phase: str | None = None
+    checkpoint: int | None = None
+
+
+class Run(Struct, frozen=True):
+    """One run. ``seq``: of its last event. ``turn``: the turn last started (0: none).
+
+    ``base_digest`` is the digest of the transcript as of the previous request, ``tail`` the messages since then,
+    ``digest`` that of both together; ``message_count`` counts all messages ever appended.
+    ``failures``: model attempts of this execution that ended without a message.
+    """
+
+    run_id: str
+    state: RunState
+    seq: int
+    execution: int
+    agent: str
+    version: str | None
+    definition: str | None
+    provenance: Provenance
+    created_ms: int
+    updated_ms: int
+    max_turns: int
+    deadline_ms: int | None = None
+    not_before_ms: int | None = None
+    budget: Usage | None = None
+    waiting_for: str | None = None
+    retry_at_ms: int | None = None
+    turn: int = 0
+    turns_completed: int = 0
+    model: ModelCall | None = None
+    calls: tuple[Call, ...] = ()
+    pending: tuple[Pending, ...] = ()
+    base_digest: bytes = b""
+    digest: bytes = b""
+    tail: tuple[bytes, ...] = ()
+    message_count: int = 0
+    usage: Usage = Usage()
+    failures: int = 0
+    closed: Closed | None = None
+
+    def call(self, call_id: str) -> Call | None:
+        return next((call for call in self.calls if call.call_id == call_id), None)
+
+    def pending_for(self, call_id: str) -> Pending | None:
+        return next((pending for pending in self.pending if pending.call_id == call_id), None)
