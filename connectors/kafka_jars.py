@@ -7,7 +7,7 @@ import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -75,7 +75,7 @@ def kafka_jars(java: Java, cache: Path | None = None) -> Path:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(path: Path) -> Generator[None]:
     with path.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         yield

@@ -19,7 +19,7 @@ import shutil
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -47,9 +47,9 @@ LOCK_ATTEMPTS_MAX: Final = 100
 LOCK_PAUSE_S: Final = 0.1
 LOG_TAIL_CHARS: Final = 2_000
 
-# The serial collector and the first compiler only: up soonest, and least work taken from the two cores of a laptop.
+# The serial collector and the first compiler only: up soonest, and least work taken from a small machine.
 _JVM_FLAGS: Final = (
-    "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-XX:-UsePerfData", "-Djava.awt.headless=true",
+    "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-XX:-UsePerfData",
 )  # fmt: skip
 _LOG_FLAGS: Final = (
     "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
@@ -161,7 +161,7 @@ class LocalKafka:
                 self.kill()
 
     def kill(self) -> None:
-        """End the broker as a crash would (SIGKILL); what it had acknowledged is on its disk or in page cache."""
+        """End the broker as a crash would (SIGKILL); the page cache keeps what it had acknowledged."""
         if self._process is not None and self._process.running:
             self._process.signal(signal.SIGKILL)
             if not self._process.wait(KILL_TIMEOUT_S):
@@ -229,7 +229,6 @@ class LocalKafka:
                 "reconnect.backoff.max.ms": 50,
                 # Refused connections are what waiting looks like here.
                 "log_level": 0,
-                "error_cb": _ignore,
             }
         )
         for _ in range(READY_ATTEMPTS_MAX):
@@ -276,8 +275,8 @@ def kafka_tool(
 @contextmanager
 def bootstrap_or_local(
     folder: Path, *, port: int | None = None, environment: Mapping[str, str] | None = None
-) -> Iterator[str]:
-    """The address of PERDURE_BOOTSTRAP if that is set, else of a local broker that lives as long as the block."""
+) -> Generator[str]:
+    """The address in PERDURE_BOOTSTRAP, else that of a local broker which lives as long as the block."""
     given = (os.environ if environment is None else environment).get(BOOTSTRAP_VARIABLE)
     if given:
         yield given
@@ -287,7 +286,7 @@ def bootstrap_or_local(
 
 
 @contextmanager
-def _owned(path: Path) -> Iterator[TextIO]:
+def _owned(path: Path) -> Generator[TextIO]:
     """Hold the folder's lock. The JVM inherits it, so it is free only when the broker is gone as well."""
     with path.open("w") as held:
         pause = threading.Event()
@@ -307,7 +306,3 @@ def _java_command(
 ) -> list[str]:
     flags = [f"-Xmx{heap_mb}m", *_JVM_FLAGS, *_LOG_FLAGS]
     return [str(java.binary), *flags, "-cp", f"{jars}/*", main_class, *arguments]
-
-
-def _ignore(_error: object) -> None:
-    pass

@@ -1,4 +1,4 @@
-"""What every test may ask for: one real broker for the session, names of its own, and no way to a paid model."""
+"""What every test may ask for: a real broker, names of its own. What none may: reach a paid model."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """``bootstrap.servers`` of a real cluster: PERDURE_BOOTSTRAP, else one broker on free ports for the session."""
+    """``bootstrap.servers`` of a real cluster: PERDURE_BOOTSTRAP, else one broker for the session."""
     given = os.environ.get(BOOTSTRAP_VARIABLE)
     if given:
         yield given

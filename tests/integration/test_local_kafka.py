@@ -86,7 +86,7 @@ def test_a_data_folder_that_was_formatted_halfway_is_begun_anew(broker: LocalKaf
 
 
 def test_the_broker_dies_with_the_process_that_started_it(tmp_path: Path) -> None:
-    """A kill -9 of the parent takes the JVM along, although the thread that asked for it ended long before."""
+    """A kill -9 of the parent takes the JVM along; the end of the thread that asked for it does not."""
     program = (
         "import sys, threading\n"
         "from pathlib import Path\n"
@@ -137,7 +137,7 @@ def test_a_broker_that_cannot_start_says_what_its_log_says(tmp_path: Path) -> No
 
 
 def test_the_broker_runs_with_the_settings_that_perdure_relies_on(kafka: str) -> None:
-    """Records up to 4 MiB, no topics by accident, offsets kept 30 days, dead transactions found each second."""
+    """Records up to 4 MiB, no topics by accident, offsets kept 30 days, dead transactions found soon."""
     resource = ConfigResource(ResourceType.BROKER, "1")
     admin = AdminClient({"bootstrap.servers": kafka})
     (answer,) = admin.describe_configs([resource]).values()

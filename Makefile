@@ -1,0 +1,61 @@
+# The verbs of a working day. `make` alone lists them.
+
+PYTHON ?= python3
+PY := .venv/bin/python
+INSTALLED := .venv/.installed
+SUITES := $(wildcard tests/unit tests/contract tests/scenario tests/simulation tests/integration)
+on = $(filter-out 0 no off false,$(1))
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo dev test lint format bench lock clean
+
+help: ## list the verbs
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(INSTALLED) ## make .venv from the hashed lock and install perdure into it, editable
+
+# The stamp is written last, so an interrupted set-up is taken up again where it matters.
+$(INSTALLED): requirements/dev.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo 'perdure needs Python 3.11 or later: make setup PYTHON=python3.11' >&2; exit 1; }
+	@$(PY) -c '' 2>/dev/null || $(PYTHON) -m venv --clear .venv || \
+		{ echo 'Python cannot make virtual environments: install its venv module (Debian: python3-venv)' >&2; exit 1; }
+	$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements/dev.txt
+	@# setuptools warns of each editable install at length
+	PYTHONWARNINGS=ignore $(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: setup ## a run survives a crash in the worst place; CRASH=<point>, NAIVE=1, LIVE=1
+	@$(PY) -m perdure.console.demo $(if $(CRASH),--crash $(CRASH)) $(if $(call on,$(NAIVE)),--naive) $(if $(call on,$(LIVE)),--live)
+
+dev: setup ## a local broker, its topics and all roles, until Ctrl-C
+	@$(PY) -m perdure.console.main dev $(ARGS)
+
+test: setup ## all suites, with a real broker of their own; ARGS="-k word" narrows
+	$(PY) -m pytest $(SUITES) $(ARGS)
+
+lint: setup ## rules, format, types (mypy and pyright), layers
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/pyright
+	.venv/bin/lint-imports --no-logo
+
+format: setup ## let ruff format and mend what it can
+	.venv/bin/ruff check --fix-only .
+	.venv/bin/ruff format .
+
+bench: setup ## measure, and print JSON
+	@$(PY) -m benchmarks $(ARGS)
+
+lock: setup ## compile requirements/*.txt again; UPGRADE=1 takes newer versions
+	.venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
+		$(if $(call on,$(UPGRADE)),--upgrade) --all-extras --output-file requirements/dev.txt \
+		pyproject.toml requirements/dev.in
+	.venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
+		--extra all --constraint requirements/dev.txt --no-annotate --output-file requirements/runtime.txt \
+		pyproject.toml
+
+clean: ## remove local state (broker data, stores) and what tools left; keeps .venv and the jar cache
+	rm -rf .perdure build dist *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
