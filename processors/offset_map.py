@@ -1,0 +1,111 @@
+"""The offset map: what is started and done beyond a group's committed offset, as text beside that offset.
+
+Words: the *base* is the committed offset, the first request not done. Each offset from there on has two bits:
+untouched, started (claimed, not done) or done. Offsets that hold transaction markers or aborted records stay
+untouched. The text is ``p1:<topic id>:<base85 of the bits>``, four offsets a byte, lowest bits first.
+
+A broker takes at most 4,095 characters of commit metadata (``offset.metadata.max.bytes`` is 4,096), which
+bounds how far beyond the base an executor may read: ``WINDOW_OFFSETS``.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, TypeAlias
+
+TAG: Final = "p1"
+SEPARATOR: Final = ":"  # not in the base85 alphabet, nor in a topic id
+METADATA_CHARS_MAX: Final = 4_095
+WINDOW_OFFSETS: Final = 12_000
+"""Offsets a map may span, its base included: 3,750 characters, which leaves 345 for tag and topic id."""
+
+_OFFSETS_A_BYTE: Final = 4
+_STARTED: Final = 1
+_DONE: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetMap:
+    """Offsets at or beyond the base that are started and not done, and that are done."""
+
+    started: frozenset[int] = frozenset()
+    done: frozenset[int] = frozenset()
+
+
+class Unusable(Enum):
+    """Why a text beside a committed offset says nothing that may be relied on."""
+
+    MISSING = "missing"  # no text: never provisioned, or set by another tool
+    FOREIGN = "foreign"  # not written by perdure
+    VERSION = "version"  # written by another version
+    TOPIC = "topic"  # of another incarnation of the topic
+    MALFORMED = "malformed"
+
+
+Decoded: TypeAlias = OffsetMap | Unusable
+
+
+def empty_map(topic_id: str) -> str:
+    """The text to provision a partition with, beside offset 0."""
+    return encode(0, OffsetMap(), topic_id)
+
+
+def encode(base: int, offsets: OffsetMap, topic_id: str) -> str:
+    """The text for ``offsets``, all of which lie in ``base .. base + WINDOW_OFFSETS - 1``."""
+    assert topic_id, "a topic has an id"
+    assert SEPARATOR not in topic_id, topic_id
+    top = max(_top(offsets.started, base), _top(offsets.done, base))
+    assert top - base < WINDOW_OFFSETS, f"{top} lies outside of the window from {base}"
+    bits = bytearray((top - base) // _OFFSETS_A_BYTE + 1 if top >= base else 0)
+    for value, each in ((_STARTED, offsets.started), (_DONE, offsets.done)):
+        for offset in each:
+            assert offset >= base, f"{offset} lies below the base {base}"
+            byte, place = divmod(offset - base, _OFFSETS_A_BYTE)
+            bits[byte] |= value << (2 * place)
+    text = SEPARATOR.join((TAG, topic_id, base64.b85encode(bytes(bits)).decode("ascii")))
+    assert len(text) <= METADATA_CHARS_MAX, f"{len(text)} characters"
+    return text
+
+
+def decode(base: int, text: str, topic_id: str) -> Decoded:
+    """What ``text`` beside the committed offset ``base`` says of the topic ``topic_id``. Never raises."""
+    if not text:
+        return Unusable.MISSING
+    tag, separator, rest = text.partition(SEPARATOR)
+    if not separator or not tag.startswith(TAG[0]) or not tag[1:].isdecimal():
+        return Unusable.FOREIGN
+    if tag != TAG:
+        return Unusable.VERSION
+    topic, separator, body = rest.partition(SEPARATOR)
+    if not separator:
+        return Unusable.MALFORMED
+    if topic != topic_id:
+        return Unusable.TOPIC
+    return _offsets(base, body)
+
+
+def _offsets(base: int, body: str) -> Decoded:
+    try:
+        bits = base64.b85decode(body.encode("ascii"))
+    except ValueError:  # UnicodeEncodeError included
+        return Unusable.MALFORMED
+    if len(bits) * _OFFSETS_A_BYTE > WINDOW_OFFSETS:
+        return Unusable.MALFORMED
+    started: set[int] = set()
+    done: set[int] = set()
+    for index, byte in enumerate(bits):
+        for place in range(_OFFSETS_A_BYTE):
+            value = byte >> (2 * place) & 3
+            if value == 0:
+                continue
+            if value not in {_STARTED, _DONE}:
+                return Unusable.MALFORMED
+            (started if value == _STARTED else done).add(base + index * _OFFSETS_A_BYTE + place)
+    return OffsetMap(frozenset(started), frozenset(done))
+
+
+def _top(offsets: Collection[int], base: int) -> int:
+    return max(offsets, default=base - 1)
