@@ -32,11 +32,13 @@ def broker_settings(data: Path, ports: tuple[int, int]) -> dict[str, str]:
         "advertised.listeners": f"PLAINTEXT://{HOST}:{clients}",
         "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
         "log.dirs": str(data),
-        **_TOPICS,
-        **_SESSION,
-        **_GROUPS,
-        **_SMALL,
+        **common_settings(),
     }
+
+
+def common_settings() -> dict[str, str]:
+    """What holds wherever the one-node broker runs; docker-compose.yml sets the same."""
+    return {**_TOPICS, **_SESSION, **_GROUPS, **_SMALL}
 
 
 _TOPICS: Final[Mapping[str, str]] = {
