@@ -1,4 +1,4 @@
-"""run-commands: what clients ask of a run. The record key is the plain run id, so the value does not repeat it."""
+"""run-commands: what clients ask of a run. The key is the plain run id, so the value does not repeat it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from perdure.schemas.values import LogPosition, Provenance, Struct, Usage, Verdi
 class Submit(Struct, frozen=True, tag="Submit"):
     """Start a run of ``agent``.
 
-    ``version``: a released version of the agent, None for the newest known. ``input``: UTF-8 JSON, a string or a
-    list of content blocks. ``deadline_ms`` and ``not_before_ms``: instants. ``max_turns`` and ``budget`` narrow
-    what the definition allows.
+    ``version``: a released version of the agent, None for the newest known. ``input``: UTF-8 JSON, a string
+    or a list of content blocks. ``deadline_ms`` and ``not_before_ms``: instants. ``max_turns`` and ``budget``
+    narrow what the definition allows.
     """
 
     agent: str

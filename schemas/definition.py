@@ -20,9 +20,9 @@ TOOL_ATTEMPTS_MAX_DEFAULT: Final = 3
 class ToolDefinition(Struct, frozen=True):
     """One tool. ``effect`` has no default: the author has to know.
 
-    ``reconcile``: name of the (hidden) reconciliation tool. ``settle_ms``: how long the outside service may still
-    finish what it received after an attempt is over. ``attempts_max``: bound on attempts that are not non_idempotent.
-    ``is_hidden``: not offered to the model.
+    ``reconcile``: name of the (hidden) reconciliation tool. ``settle_ms``: how long the outside service may
+    still finish what it received after an attempt is over. ``attempts_max``: bound on attempts that are not
+    non_idempotent. ``is_hidden``: not offered to the model.
     """
 
     name: str
@@ -40,7 +40,8 @@ class ToolDefinition(Struct, frozen=True):
 class AgentDefinition(Struct, frozen=True):
     """Everything the model and the machine need to know of an agent.
 
-    ``parameters``: further Messages API parameters, passed as they are. ``output_schema``: JSON Schema of the output.
+    ``parameters``: further Messages API parameters, passed as they are. ``output_schema``: JSON Schema of the
+    output.
     """
 
     agent: str

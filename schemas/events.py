@@ -1,7 +1,7 @@
 """run-events: the history of a run, keyed run_id/seq. State is the fold of these and of nothing else.
 
-A message's content stands here once: the input in RunCreated, each assistant message in ModelResponded, each call's
-result in ToolCompleted. ``turn`` counts model turns from 1, ``attempt`` from 1, ``index`` from 0.
+A message's content stands here once: the input in RunCreated, each assistant message in ModelResponded, each
+call's result in ToolCompleted. ``turn`` counts model turns from 1, ``attempt`` from 1, ``index`` from 0.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from perdure.schemas.values import (
 
 
 class RunCreated(Struct, frozen=True, tag="RunCreated"):
-    """The run exists, queued. ``definition`` None: its agent is not known yet (``waiting_for`` says which)."""
+    """The run exists, queued. ``definition`` None: its agent is not known yet (see ``waiting_for``)."""
 
     agent: str
     version: str | None
@@ -45,10 +45,10 @@ class AgentPinned(Struct, frozen=True, tag="AgentPinned"):
 
 
 class RunWaiting(Struct, frozen=True, tag="RunWaiting"):
-    """The run can not start yet; asked again at ``retry_at_ms``."""
+    """The run can not start yet; asked again at ``retry_at_ms`` (None: it starts when a slot is free)."""
 
     waiting_for: str
-    retry_at_ms: int
+    retry_at_ms: int | None
 
 
 class TurnStarted(Struct, frozen=True, tag="TurnStarted"):
@@ -74,7 +74,7 @@ class TranscriptSent(Struct, frozen=True, tag="TranscriptSent"):
 
 
 class ModelResponded(Struct, frozen=True, tag="ModelResponded"):
-    """The complete assistant message of a turn. ``message``: UTF-8 JSON, normalised, re-sent byte for byte."""
+    """The complete assistant message of a turn. ``message``: UTF-8 JSON, normalised, re-sent as it is."""
 
     turn: int
     attempt: int
@@ -127,7 +127,7 @@ class ToolDispatched(Struct, frozen=True, tag="ToolDispatched"):
 
 
 class ToolStarted(Struct, frozen=True, tag="ToolStarted"):
-    """An executor holds the claim for a non_idempotent attempt; it is over at ``deadline_ms`` at the latest."""
+    """An executor holds the claim for a non_idempotent attempt, over at ``deadline_ms`` at the latest."""
 
     turn: int
     call_id: str
@@ -137,7 +137,7 @@ class ToolStarted(Struct, frozen=True, tag="ToolStarted"):
 
 
 class ToolAttemptEnded(Struct, frozen=True, tag="ToolAttemptEnded"):
-    """An attempt ended without a result that counts, and may be tried again at ``retry_at_ms`` (None: it is not)."""
+    """An attempt ended without a result that counts. ``retry_at_ms`` None: it is not tried again."""
 
     turn: int
     call_id: str
@@ -225,7 +225,7 @@ class CommandRejected(Struct, frozen=True, tag="CommandRejected"):
 
 
 class SurplusRecorded(Struct, frozen=True, tag="SurplusRecorded"):
-    """A result that changes no state: late, of another attempt, or a second one. Its usage counts all the same.
+    """A result that changes no state: late, of another attempt, or a second one. Its usage still counts.
 
     ``corrects_estimate``: request id of the attempt whose estimated usage this replaces.
     """
@@ -309,8 +309,8 @@ EventBody: TypeAlias = (
 class Event(Struct, frozen=True):
     """One event. ``seq`` counts from 1 without gaps; ``at_ms`` never falls within a partition.
 
-    ``cause``: command id or result id of the input that the event answers; set on the first event of each input, so
-    that an input read again is known. ``answers_command`` tells the two kinds of cause apart.
+    ``cause``: command id or result id of the input that the event answers; set on the first event of each
+    input, so that an input read again is known. ``answers_command`` tells the two kinds of cause apart.
     """
 
     run_id: str

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from perdure.schemas.values import Effect, LogPosition, PendingKind, Provenance, RunState, Struct, Usage, Verdict
+from perdure.schemas.values import (
+    Effect,
+    LogPosition,
+    PendingKind,
+    Provenance,
+    RunState,
+    Struct,
+    Usage,
+    Verdict,
+)
 
 
 class Outcome(Struct, frozen=True):
     """run-outcomes, keyed run_id: how one execution of a run ended. Exactly one per (run_id, execution).
 
-    ``output``: UTF-8 JSON when completed. ``code``, ``message``, ``phase``: when failed, cancelled or timed out.
-    ``seq``: the event that ended it.
+    ``output``: UTF-8 JSON when completed. ``code``, ``message``, ``phase``: when failed, cancelled or timed
+    out. ``seq``: the event that ended it.
     """
 
     run_id: str
@@ -31,7 +40,7 @@ class Outcome(Struct, frozen=True):
 
 
 class Status(Struct, frozen=True):
-    """run-status, keyed run_id: the newest state, conflated. Readers ignore a lower ``seq`` than they hold."""
+    """run-status, keyed run_id: the newest state, conflated; readers ignore a lower ``seq``."""
 
     run_id: str
     seq: int
@@ -51,7 +60,8 @@ class Status(Struct, frozen=True):
 class Approval(Struct, frozen=True):
     """run-approvals, keyed run_id/call_id: a person is asked. Removed (tombstone) when nobody need answer it.
 
-    ``known``: UTF-8 JSON object that says what is known of an ambiguous call. ``verdicts``: the decisions it takes.
+    ``known``: UTF-8 JSON object that says what is known of an ambiguous call. ``verdicts``: the decisions it
+    takes.
     """
 
     run_id: str
@@ -108,7 +118,7 @@ class DeadLetter(Struct, frozen=True):
 
 
 class DefinitionRecord(Struct, frozen=True):
-    """agent-definitions, keyed agent/version/content hash. ``body``: RFC 8785 JSON (``schemas.definition``)."""
+    """agent-definitions, keyed agent/version/digest. ``body``: RFC 8785 JSON (``schemas.definition``)."""
 
     agent: str
     version: str

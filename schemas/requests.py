@@ -1,8 +1,9 @@
 """model-requests and tool-requests: work handed to the executors. Keyed by run id.
 
-Every request carries a random ``request_id`` that its results echo, and ``start_by_ms``, after which no executor
-may start it: with ``timeout_ms`` that bounds the instant after which an attempt is known to be over.
-The headers of a request repeat what is needed to answer one whose value can not be decoded (``processors.headers``).
+Every request carries a random ``request_id`` that its results echo, and ``start_by_ms``, after which no
+executor may start it: with ``timeout_ms`` that bounds the instant after which an attempt is known to be over.
+The headers of a request repeat what is needed to answer one whose value can not be decoded
+(``processors.headers``).
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class ModelRequest(Struct, frozen=True):
 class ToolRequest(Struct, frozen=True):
     """Ask for one attempt of a tool call, or (``purpose`` RECONCILE) what became of one.
 
-    For RECONCILE, ``tool`` names the reconciliation tool, ``effect`` is read_only, ``attempt`` is the attempt in
-    doubt and ``started_ms`` when it was started (None: not known).
+    For RECONCILE, ``tool`` names the reconciliation tool, ``effect`` is read_only, ``attempt`` is the attempt
+    in doubt and ``started_ms`` when it was started (None: not known).
     """
 
     run_id: str

@@ -1,7 +1,7 @@
-"""run-results: what executors tell the orchestrator. Keyed run_id/turn/call/attempt, partitioned on the run id.
+"""run-results: what executors tell the orchestrator. Keyed run_id/turn/call/attempt, partitioned by run id.
 
-``call_id`` is empty for model calls. Results are told apart by ``result_id``, random per record produced: one that
-was seen changes nothing again, whatever re-reads it.
+``call_id`` is empty for model calls. Results are told apart by ``result_id``, random per record produced: one
+that was seen changes nothing again, whatever re-reads it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Declined(Struct, frozen=True, tag="Declined"):
 
 
 class Suspect(Struct, frozen=True, tag="Suspect"):
-    """A new owner found the request begun and not done; produced no earlier than lease + margin after take-over."""
+    """A new owner found the request begun and not done; told no sooner than lease + margin later."""
 
 
 class Lost(Struct, frozen=True, tag="Lost"):
@@ -36,7 +36,7 @@ class Lost(Struct, frozen=True, tag="Lost"):
 
 
 class Completed(Struct, frozen=True, tag="Completed"):
-    """The tool's own answer: definite, also when ``is_error``. ``content``: UTF-8 JSON string or content blocks."""
+    """The tool's own answer: definite, also when ``is_error``. ``content``: UTF-8 JSON string or blocks."""
 
     content: bytes
     is_error: bool = False

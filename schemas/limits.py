@@ -1,0 +1,38 @@
+"""How large and how deep a record may be. The topic table says what topics accept."""
+
+from __future__ import annotations
+
+from typing import Final
+
+PAYLOAD_BYTES_MAX: Final = 1 << 20
+"""Largest command or result, encoded. What is larger is set aside as a dead letter."""
+
+RECORD_BYTES_MAX: Final = 4 << 20
+"""Largest record of any kind, encoded: what the topics accept. Nothing larger is encoded or decoded."""
+
+ENTRIES_MAX: Final = 1 << 16
+"""Most entries of one array or map in a record: a claimed million of empty ones is small on the wire only."""
+
+DEAD_LETTER_HEAD_BYTES_MAX: Final = 64 << 10
+"""How much of an input that could not be handled its dead letter keeps."""
+
+JSON_DEPTH_MAX: Final = 128
+"""Deepest nesting of arrays and objects; below what the parsers of other languages refuse."""
+
+JSON_BYTES_MAX: Final = RECORD_BYTES_MAX
+"""Largest JSON text that is parsed."""
+
+RUN_ID_CHARS_MAX: Final = 128
+"""Longest run id a client may choose, characters."""
+
+CALL_ID_CHARS_MAX: Final = 256
+"""Longest tool call id, characters."""
+
+AGENT_CHARS_MAX: Final = 128
+"""Longest agent name or version, characters."""
+
+TOOL_NAME_CHARS_MAX: Final = 128
+"""Longest tool name, characters: the provider's bound."""
+
+KEY_BYTES_MAX: Final = 1024
+"""Longest record key that is parsed."""
