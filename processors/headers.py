@@ -73,7 +73,7 @@ def request_headers(request: ModelRequest | ToolRequest) -> Headers:
 
 
 def parse_headers(headers: Headers) -> RequestIdentity | None:
-    """The identity in ``headers``, or None if it is not whole and well-formed. Foreign headers are ignored."""
+    """The identity in ``headers``, None if it is not whole and well-formed. Foreign headers are ignored."""
     found: dict[str, str] = {}
     for name, value in headers:
         if name in NAMES:

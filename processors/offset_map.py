@@ -1,8 +1,11 @@
 """The offset map: what is started and done beyond a group's committed offset, as text beside that offset.
 
-Words: the *base* is the committed offset, the first request not done. Each offset from there on has two bits:
-untouched, started (claimed, not done) or done. Offsets that hold transaction markers or aborted records stay
-untouched. The text is ``p1:<topic id>:<base85 of the bits>``, four offsets a byte, lowest bits first.
+Words: the *base* is the committed offset, the first request not done. Each offset from there on has two
+bits: untouched, started (claimed, not done) or done. Offsets that hold transaction markers or aborted records
+stay untouched. Below the *doubt bound* an untouched offset is as suspect as a started one: an earlier owner
+found no usable map, and has not told all of them yet. The text is
+``p1:<topic id>:<doubt bound>:<base85 of the bits>``, four offsets a byte, lowest bits first; the doubt bound is
+left empty where it does not lie above the base.
 
 A broker takes at most 4,095 characters of commit metadata (``offset.metadata.max.bytes`` is 4,096), which
 bounds how far beyond the base an executor may read: ``WINDOW_OFFSETS``.
@@ -20,19 +23,21 @@ TAG: Final = "p1"
 SEPARATOR: Final = ":"  # not in the base85 alphabet, nor in a topic id
 METADATA_CHARS_MAX: Final = 4_095
 WINDOW_OFFSETS: Final = 12_000
-"""Offsets a map may span, its base included: 3,750 characters, which leaves 345 for tag and topic id."""
+"""Offsets a map may span, its base included: 3,750 characters, 345 are left for the rest."""
 
 _OFFSETS_A_BYTE: Final = 4
+_OFFSET_DIGITS_MAX: Final = 19  # of a 64-bit offset
 _STARTED: Final = 1
 _DONE: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetMap:
-    """Offsets at or beyond the base that are started and not done, and that are done."""
+    """Offsets from the base on that are started and not done, or done; all below ``doubt_below`` are suspect."""
 
     started: frozenset[int] = frozenset()
     done: frozenset[int] = frozenset()
+    doubt_below: int = 0
 
 
 class Unusable(Enum):
@@ -54,7 +59,7 @@ def empty_map(topic_id: str) -> str:
 
 
 def encode(base: int, offsets: OffsetMap, topic_id: str) -> str:
-    """The text for ``offsets``, all of which lie in ``base .. base + WINDOW_OFFSETS - 1``."""
+    """The text for ``offsets``; all started and done lie in ``base .. base + WINDOW_OFFSETS - 1``."""
     assert topic_id, "a topic has an id"
     assert SEPARATOR not in topic_id, topic_id
     top = max(_top(offsets.started, base), _top(offsets.done, base))
@@ -65,7 +70,8 @@ def encode(base: int, offsets: OffsetMap, topic_id: str) -> str:
             assert offset >= base, f"{offset} lies below the base {base}"
             byte, place = divmod(offset - base, _OFFSETS_A_BYTE)
             bits[byte] |= value << (2 * place)
-    text = SEPARATOR.join((TAG, topic_id, base64.b85encode(bytes(bits)).decode("ascii")))
+    doubt = str(offsets.doubt_below) if offsets.doubt_below > base else ""
+    text = SEPARATOR.join((TAG, topic_id, doubt, base64.b85encode(bytes(bits)).decode("ascii")))
     assert len(text) <= METADATA_CHARS_MAX, f"{len(text)} characters"
     return text
 
@@ -79,15 +85,20 @@ def decode(base: int, text: str, topic_id: str) -> Decoded:
         return Unusable.FOREIGN
     if tag != TAG:
         return Unusable.VERSION
-    topic, separator, body = rest.partition(SEPARATOR)
-    if not separator:
+    topic, _, rest = rest.partition(SEPARATOR)
+    doubt, separator, body = rest.partition(SEPARATOR)
+    if not separator or not topic:
         return Unusable.MALFORMED
     if topic != topic_id:
         return Unusable.TOPIC
-    return _offsets(base, body)
+    if not doubt:
+        return _offsets(base, body, 0)
+    if not (doubt.isascii() and doubt.isdecimal()) or len(doubt) > _OFFSET_DIGITS_MAX:
+        return Unusable.MALFORMED
+    return _offsets(base, body, int(doubt))
 
 
-def _offsets(base: int, body: str) -> Decoded:
+def _offsets(base: int, body: str, doubt_below: int) -> Decoded:
     try:
         bits = base64.b85decode(body.encode("ascii"))
     except ValueError:  # UnicodeEncodeError included
@@ -104,7 +115,7 @@ def _offsets(base: int, body: str) -> Decoded:
             if value not in {_STARTED, _DONE}:
                 return Unusable.MALFORMED
             (started if value == _STARTED else done).add(base + index * _OFFSETS_A_BYTE + place)
-    return OffsetMap(frozenset(started), frozenset(done))
+    return OffsetMap(frozenset(started), frozenset(done), doubt_below)
 
 
 def _top(offsets: Collection[int], base: int) -> int:

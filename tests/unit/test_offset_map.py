@@ -39,11 +39,19 @@ def test_a_map_comes_back_as_it_was_written(base: int, states: list[str]) -> Non
 @pytest.mark.parametrize("state", ["started", "done"])
 def test_a_full_window_fits_the_broker(state: str) -> None:
     """A map over the whole window takes no more characters than the broker accepts."""
-    offsets = OffsetMap(**{state: frozenset(range(7, 7 + WINDOW_OFFSETS))})
+    window = frozenset(range(7, 7 + WINDOW_OFFSETS))
+    offsets = OffsetMap(started=window) if state == "started" else OffsetMap(done=window)
     text = encode(7, offsets, TOPIC_ID)
     assert len(text) <= METADATA_CHARS_MAX
     assert text.isascii()
     assert decode(7, text, TOPIC_ID) == offsets
+
+
+def test_doubt_is_carried_on_until_the_base_has_passed_it() -> None:
+    """An owner that found no map hands its successor the bound below which nothing is known."""
+    text = encode(5, OffsetMap(done=frozenset({6}), doubt_below=40_000), TOPIC_ID)
+    assert decode(5, text, TOPIC_ID) == OffsetMap(done=frozenset({6}), doubt_below=40_000)
+    assert decode(9, encode(9, OffsetMap(doubt_below=9), TOPIC_ID), TOPIC_ID) == OffsetMap()
 
 
 def test_the_empty_map_is_usable_and_says_nothing() -> None:
@@ -63,14 +71,18 @@ def test_a_map_of_a_re_created_topic_is_unusable() -> None:
     [
         ("NO-MAP", Unusable.FOREIGN),
         ("lag exporter", Unusable.FOREIGN),
-        ("p2:" + TOPIC_ID + ":", Unusable.VERSION),
+        ("p2:" + TOPIC_ID + "::", Unusable.VERSION),
         ("p1", Unusable.FOREIGN),
         ("p1:" + TOPIC_ID, Unusable.MALFORMED),
-        ("p1:" + TOPIC_ID + ": ", Unusable.MALFORMED),
-        ("p1:" + TOPIC_ID + ":~~~~~", Unusable.MALFORMED),  # a group of five above 32 bits
-        ("p1:" + TOPIC_ID + ":\ud800", Unusable.MALFORMED),
-        ("p1:" + TOPIC_ID + ":{{", Unusable.MALFORMED),  # both bits of an offset are set
-        ("p1:" + TOPIC_ID + ":" + "0" * 4000, Unusable.MALFORMED),  # spans more than a window
+        ("p1:" + TOPIC_ID + ":", Unusable.MALFORMED),
+        ("p1:" + TOPIC_ID + ":-1:", Unusable.MALFORMED),
+        ("p1:" + TOPIC_ID + ":१:", Unusable.MALFORMED),
+        ("p1:" + TOPIC_ID + ":" + "9" * 20 + ":", Unusable.MALFORMED),
+        ("p1:" + TOPIC_ID + ":: ", Unusable.MALFORMED),
+        ("p1:" + TOPIC_ID + "::~~~~~", Unusable.MALFORMED),  # a group of five above 32 bits
+        ("p1:" + TOPIC_ID + "::\ud800", Unusable.MALFORMED),
+        ("p1:" + TOPIC_ID + "::{{", Unusable.MALFORMED),  # both bits of an offset are set
+        ("p1:" + TOPIC_ID + "::" + "0" * 4000, Unusable.MALFORMED),  # spans more than a window
     ],
 )
 def test_an_unusable_map_says_why(text: str, reason: Unusable) -> None:
@@ -87,7 +99,7 @@ def test_any_text_is_a_map_or_unusable(base: int, text: str) -> None:
 @given(bases, st.text(alphabet=st.characters(max_codepoint=0x7F), max_size=300))
 def test_any_body_behind_the_tag_is_a_map_or_malformed(base: int, body: str) -> None:
     """Damage behind the right tag and topic id does not raise either."""
-    found = decode(base, f"p1:{TOPIC_ID}:{body}", TOPIC_ID)
+    found = decode(base, f"p1:{TOPIC_ID}::{body}", TOPIC_ID)
     assert isinstance(found, OffsetMap) or found is Unusable.MALFORMED
 
 
