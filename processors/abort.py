@@ -16,7 +16,9 @@ class Aborted(Reject):
 
 
 class AbortSignal:
-    """Set once, never cleared. Safe to read from any thread; ``wait`` belongs to the loop it is awaited in."""
+    """Set once, never cleared. Safe to read from any thread; ``wait`` belongs to the loop it is awaited
+    in.
+    """
 
     def __init__(self) -> None:
         self._event = threading.Event()

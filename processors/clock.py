@@ -1,4 +1,6 @@
-"""The only module that asks the machine for time and randomness; everything else is given a Clock or Entropy."""
+"""The only module that asks the machine for time and randomness; everything else is given a Clock or
+Entropy.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ ID_BYTES: Final = 16
 
 
 class Clock(Protocol):
-    """``wall_ms``: milliseconds since the epoch, may jump. ``boot_s``: seconds, monotonic, counts suspended time."""
+    """``wall_ms``: milliseconds since the epoch, may jump. ``boot_s``: seconds, monotonic, counts suspended
+    time.
+    """
 
     def wall_ms(self) -> int: ...
 

@@ -1,4 +1,6 @@
-"""What the executors need of the outside world; implemented in ``connectors``, faked in tests and the simulator."""
+"""What the executors need of the outside world; implemented in ``connectors``, faked in tests and the
+simulator.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,8 @@ class ModelPort(Protocol):
 class ToolInvocation(Struct, frozen=True):
     """One attempt of a tool call, or a question to a reconciliation tool about one.
 
-    ``arguments``: the decoded JSON object; for RECONCILE those of the call in doubt. ``started_ms``: RECONCILE only.
+    ``arguments``: the decoded JSON object; for RECONCILE those of the call in doubt. ``started_ms``:
+    RECONCILE only.
     """
 
     run_id: str
@@ -62,7 +65,9 @@ ToolAnswer: TypeAlias = Completed | Failed | Declined | Reconciled
 
 
 class ToolPort(Protocol):
-    """The tools of this worker. ``call`` never raises for what a tool does; the engine enforces the deadline too."""
+    """The tools of this worker. ``call`` never raises for what a tool does; the engine enforces the
+    deadline too.
+    """
 
     def knows(self, definition: str, tool: str) -> bool: ...
 

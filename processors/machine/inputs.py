@@ -14,7 +14,9 @@ ENTROPY_BYTES: Final = 16
 
 
 class CommandInput(Struct, frozen=True):
-    """A command for ``run_id``; ``command_id`` is already resolved (the sender's, or its first log position)."""
+    """A command for ``run_id``; ``command_id`` is already resolved (the sender's, or its first log
+    position).
+    """
 
     run_id: str
     command_id: str
@@ -45,8 +47,8 @@ Input: TypeAlias = CommandInput | ResultInput | TimerInput | StartInput
 class MachineSettings(Struct, frozen=True):
     """Limits of the machine; instants and spans in milliseconds.
 
-    ``dispatch_wait_ms_max``: how long a request may lie unstarted before it expires. ``clock_skew_ms_max``: how far
-    the wall clocks of two workers may differ; added wherever an executor's instant is believed.
+    ``dispatch_wait_ms_max``: how long a request may lie unstarted before it expires. ``clock_skew_ms_max``:
+    how far the wall clocks of two workers may differ; added wherever an executor's instant is believed.
     """
 
     dispatch_wait_ms_max: int = 3_600_000
@@ -63,10 +65,10 @@ class MachineSettings(Struct, frozen=True):
 class Context(Struct, frozen=True):
     """Everything ``decide`` may know beside the run and the input.
 
-    ``now_ms``: max(wall clock, time of the partition's last event). ``entropy``: ENTROPY_BYTES random bytes, fresh
-    for every call, from which ids are derived. ``definition``: the run's pinned definition, or for a run without
-    one the definition its command or its ``waiting_for`` asks for; None: not known on this worker.
-    ``definition_digest``: its content hash. ``may_start``: a slot is free in this partition.
+    ``now_ms``: max(wall clock, time of the partition's last event). ``entropy``: ENTROPY_BYTES random
+    bytes, fresh for every call, from which ids are derived. ``definition``: the run's pinned definition, or
+    for a run without one the definition its command or its ``waiting_for`` asks for; None: not known on
+    this worker. ``definition_digest``: its content hash. ``may_start``: a slot is free in this partition.
     ``token_key``: secret of the resume tokens.
     """
 

@@ -1,6 +1,8 @@
-"""The state of one run: what ``apply`` builds and ``decide`` reads. Small and bounded, whatever the run's length.
+"""The state of one run: what ``apply`` builds and ``decide`` reads. Small and bounded, whatever the run's
+length.
 
-Finished turns live in message and result rows, not here; this row holds the run's totals and its current turn.
+Finished turns live in message and result rows, not here; this row holds the run's totals and its current
+turn.
 """
 
 from __future__ import annotations
@@ -45,7 +47,11 @@ class Reconciliation(Struct, frozen=True):
 
 
 class Call(Struct, frozen=True):
-    """One tool call of the current turn. ``due_ms``: when its timer fires, in the waiting phases."""
+    """One tool call of the current turn.
+
+    ``due_ms``: when its timer fires, in the waiting phases. ``doubt``: why it is ambiguous. ``failures``:
+    attempts that ended in a failure (declined ones do not count).
+    """
 
     call_id: str
     index: int
@@ -58,6 +64,7 @@ class Call(Struct, frozen=True):
     reconciliation: Reconciliation | None = None
     due_ms: int | None = None
     doubt: str | None = None
+    failures: int = 0
     content: bytes | None = None
     is_error: bool = False
 
@@ -110,8 +117,9 @@ class Closed(Struct, frozen=True):
 class Run(Struct, frozen=True):
     """One run. ``seq``: of its last event. ``turn``: the turn last started (0: none).
 
-    ``base_digest`` is the digest of the transcript as of the previous request, ``tail`` the messages since then,
-    ``digest`` that of both together; ``message_count`` counts all messages ever appended.
+    ``base_digest`` is the digest of the transcript as of the previous request, ``tail`` the messages since
+    then, ``digest`` that of both together; ``message_count`` counts all messages ever appended. ``input``
+    is kept until the first turn takes it. ``seen_call_ids``: CALL_ID_HASH_BYTES of each call id so far.
     ``failures``: model attempts of this execution that ended without a message.
     """
 
@@ -131,6 +139,7 @@ class Run(Struct, frozen=True):
     budget: Usage | None = None
     waiting_for: str | None = None
     retry_at_ms: int | None = None
+    input: bytes | None = None
     turn: int = 0
     turns_completed: int = 0
     model: ModelCall | None = None
@@ -140,6 +149,7 @@ class Run(Struct, frozen=True):
     digest: bytes = b""
     tail: tuple[bytes, ...] = ()
     message_count: int = 0
+    seen_call_ids: bytes = b""
     usage: Usage = Usage()
     failures: int = 0
     closed: Closed | None = None

@@ -1,7 +1,8 @@
 """Transcripts: how a run's messages grow, and the digest that pins their prefix.
 
-The digest is a chain: ``start_digest(definition)``, then ``extend_digest(digest, message)`` per message. Model-caller
-and machine compute it alike, so equal digests mean byte-identical transcripts under the same definition.
+The digest is a chain: ``start_digest(definition)``, then ``extend_digest(digest, message)`` per message.
+Model-caller and machine compute it alike, so equal digests mean byte-identical transcripts under the same
+definition.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def request_of(run: Run) -> ModelRequest:
 
 
 def whole_requests(run: Run, messages: Sequence[bytes]) -> tuple[ModelRequest, ...]:
-    """The pending request with the whole transcript ``messages``, in chunks to be written in one transaction."""
+    """The pending request with the whole transcript ``messages``, in chunks to be written in one
+    transaction.
+    """
     assert run.definition is not None
     chunks = tuple(_chunks(messages))
     base = start_digest(run.definition)

@@ -1,0 +1,218 @@
+"""apply: the only way the state of a run moves. ``state = fold(apply, events)``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import assert_never
+
+from msgspec.structs import replace
+
+from perdure.processors.machine import apply_calls as calls
+from perdure.processors.machine.lifecycle import IllegalEvent, move
+from perdure.processors.machine.messages import message_of
+from perdure.processors.machine.state import Closed, ModelCall, Run
+from perdure.processors.machine.transcript import extend_digest, start_digest
+from perdure.schemas import events as ev
+from perdure.schemas.values import RunState
+
+NOT_COUNTED = frozenset({"unavailable", "expired", "suspect", "late_claim"})
+"""Codes of ended model attempts that say nothing against the model."""
+
+
+def fold(events: Iterable[ev.Event], run: Run | None = None) -> Run:
+    """Apply ``events`` in order. Raises :class:`IllegalEvent` if there are none and no run."""
+    for event in events:
+        run = apply(run, event)
+    if run is None:
+        raise IllegalEvent("no events")
+    return run
+
+
+def appended(before: Run | None, event: ev.Event) -> tuple[bytes, ...]:
+    """The messages that ``event`` adds to the transcript of ``before``: none or one."""
+    if before is None:
+        return ()
+    message = message_of(before, event.body)
+    return (message,) if message else ()
+
+
+def apply(run: Run | None, event: ev.Event) -> Run:
+    """The run after ``event``.
+
+    Raises :class:`IllegalEvent` for a gap in seq, an event before RunCreated or after a terminal state that
+    changes it, and ``IllegalMove`` for a move that is not in the lifecycle table.
+    """
+    body = event.body
+    if run is None:
+        if not isinstance(body, ev.RunCreated) or event.seq != 1:
+            raise IllegalEvent(f"{type(body).__name__} seq {event.seq} without a run")
+        return _created(event, body)
+    if event.seq != run.seq + 1 or event.run_id != run.run_id:
+        raise IllegalEvent(f"{event.run_id} seq {event.seq} after {run.run_id} seq {run.seq}")
+    if run.state.is_terminal and not isinstance(
+        body, (ev.CommandRejected, ev.SurplusRecorded, ev.RunResumed)
+    ):
+        raise IllegalEvent(f"{type(body).__name__} in terminal state {run.state}")
+    changed = _change(run, event)
+    return replace(changed, seq=event.seq, updated_ms=event.at_ms, state=move(run.state, changed.state))
+
+
+def _created(event: ev.Event, body: ev.RunCreated) -> Run:
+    return Run(
+        run_id=event.run_id,
+        state=RunState.QUEUED,
+        seq=1,
+        execution=0,
+        agent=body.agent,
+        version=body.version,
+        definition=body.definition,
+        provenance=body.provenance,
+        created_ms=event.at_ms,
+        updated_ms=event.at_ms,
+        max_turns=body.max_turns,
+        deadline_ms=body.deadline_ms,
+        not_before_ms=body.not_before_ms,
+        budget=body.budget,
+        waiting_for=body.waiting_for,
+        retry_at_ms=body.retry_at_ms,
+        input=body.input,
+    )
+
+
+def _change(run: Run, event: ev.Event) -> Run:
+    body = event.body
+    match body:
+        case ev.RunCreated():
+            raise IllegalEvent("RunCreated for a run that exists")
+        case ev.AgentPinned():
+            return replace(
+                run,
+                definition=body.definition,
+                version=body.version,
+                max_turns=body.max_turns,
+                waiting_for=None,
+                retry_at_ms=None,
+            )
+        case ev.RunWaiting():
+            return replace(
+                run, waiting_for=body.waiting_for, retry_at_ms=body.retry_at_ms, not_before_ms=None
+            )
+        case ev.TurnStarted():
+            return _turn_started(run, body)
+        case ev.TranscriptSent():
+            return replace(run, model=replace(_model(run), is_whole_sent=True))
+        case ev.ModelResponded():
+            return _responded(run, body)
+        case ev.ModelAttemptEnded():
+            return _attempt_ended(run, body)
+        case ev.SurplusRecorded():
+            return calls.close_attempt(replace(run, usage=run.usage + body.usage), body.request_id)
+        case ev.CommandRejected():
+            return run
+        case ev.RunCompleted() | ev.RunFailed() | ev.RunCancelled() | ev.RunTimedOut():
+            return _closed(run, event.at_ms, body)
+        case ev.RunResumed():
+            return replace(
+                run,
+                state=RunState.QUEUED,
+                execution=body.execution,
+                closed=None,
+                max_turns=body.max_turns,
+                budget=body.budget,
+                failures=0,
+                deadline_ms=None,
+            )
+        case _:
+            return calls.change(run, event.at_ms, body)
+    assert_never(body)
+
+
+def _model(run: Run) -> ModelCall:
+    if run.model is None:
+        raise IllegalEvent("no model request is pending")
+    return run.model
+
+
+def _append(run: Run, message: bytes) -> Run:
+    return replace(
+        run,
+        tail=(*run.tail, message),
+        digest=extend_digest(run.digest, message),
+        message_count=run.message_count + 1,
+    )
+
+
+def _turn_started(run: Run, body: ev.TurnStarted) -> Run:
+    if run.definition is None:
+        raise IllegalEvent("a turn can not start before the agent is pinned")
+    if body.turn == run.turn + 1:
+        message = message_of(run, body)
+        if run.turn == 0:
+            start = start_digest(run.definition)
+            run = replace(run, base_digest=start, digest=start, input=None)
+        if message:
+            run = _append(run, message)
+    elif body.turn != run.turn or run.model is None or body.attempt != run.model.attempt + 1:
+        raise IllegalEvent(f"turn {body.turn} attempt {body.attempt} after turn {run.turn}")
+    model = ModelCall(
+        turn=body.turn,
+        attempt=body.attempt,
+        request_id=body.request_id,
+        deadline_ms=body.start_by_ms + body.timeout_ms,
+        start_by_ms=body.start_by_ms,
+        timeout_ms=body.timeout_ms,
+        max_tokens=body.max_tokens,
+        allow_tools=body.allow_tools,
+    )
+    return replace(
+        run, state=RunState.RUNNING, turn=body.turn, model=model, calls=(), waiting_for=None, retry_at_ms=None
+    )
+
+
+def _responded(run: Run, body: ev.ModelResponded) -> Run:
+    if _model(run).request_id != body.request_id:
+        raise IllegalEvent("a response to another request")
+    run = replace(
+        run,
+        model=None,
+        turns_completed=run.turns_completed + 1,
+        usage=run.usage + body.usage,
+        base_digest=run.digest,
+        tail=(),
+    )
+    return _append(run, body.message) if body.message else run
+
+
+def _attempt_ended(run: Run, body: ev.ModelAttemptEnded) -> Run:
+    counted = 0 if body.code in NOT_COUNTED else 1
+    return replace(
+        run,
+        model=replace(_model(run), retry_at_ms=body.retry_at_ms),
+        usage=run.usage + body.usage,
+        failures=run.failures + counted,
+    )
+
+
+def _closed(
+    run: Run, at_ms: int, body: ev.RunCompleted | ev.RunFailed | ev.RunCancelled | ev.RunTimedOut
+) -> Run:
+    match body:
+        case ev.RunCompleted():
+            state = RunState.COMPLETED
+            closed = Closed(at_ms, output=body.output, stop_reason=body.stop_reason)
+        case ev.RunFailed():
+            state = RunState.FAILED
+            closed = Closed(
+                at_ms, code=body.code, message=body.message, phase=body.phase, checkpoint=body.checkpoint
+            )
+        case ev.RunCancelled():
+            state = RunState.CANCELLED
+            closed = Closed(at_ms, code=body.reason)
+        case ev.RunTimedOut():
+            state = RunState.TIMED_OUT
+            closed = Closed(at_ms, code=body.reason)
+        case _:
+            assert_never(body)
+    return replace(
+        run, state=state, closed=closed, model=None, pending=(), retry_at_ms=None, waiting_for=None
+    )

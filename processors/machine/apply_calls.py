@@ -1,0 +1,170 @@
+"""apply, for the events of tool calls."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final, TypeAlias, assert_never
+
+from msgspec.structs import replace
+
+from perdure.processors.machine.lifecycle import IllegalEvent
+from perdure.processors.machine.state import Attempt, Call, CallPhase, Pending, Reconciliation, Run
+from perdure.schemas import events as ev
+from perdure.schemas.values import ResultSource, RunState
+
+CALL_ID_HASH_BYTES: Final = 8
+
+CallEvent: TypeAlias = (
+    ev.ToolCallRequested
+    | ev.ToolDispatched
+    | ev.ToolStarted
+    | ev.ToolAttemptEnded
+    | ev.ToolAmbiguous
+    | ev.ReconciliationAsked
+    | ev.ReconciliationAnswered
+    | ev.ToolCompleted
+    | ev.ApprovalRequested
+    | ev.DecisionRecorded
+)
+
+
+def hash_call_id(call_id: str) -> bytes:
+    """What a run remembers of a call id: a collision only costs a needless new name."""
+    return hashlib.sha256(call_id.encode("utf-8", "surrogatepass")).digest()[:CALL_ID_HASH_BYTES]
+
+
+def resting_state(run: Run) -> RunState:
+    """The state that the calls of the current turn call for."""
+    if any(call.awaits_decision for call in run.calls):
+        return RunState.AWAITING_APPROVAL
+    if not all(call.is_done for call in run.calls):
+        return RunState.AWAITING_TOOL
+    return RunState.RUNNING
+
+
+def close_attempt(run: Run, request_id: str) -> Run:
+    """Mark the attempt with this request id as over, if it is still open."""
+    for call in run.calls:
+        if call.attempt is not None and call.attempt.request_id == request_id and call.attempt.is_open:
+            return _put(run, replace(call, attempt=replace(call.attempt, is_open=False)))
+    return run
+
+
+def change(run: Run, at_ms: int, body: CallEvent) -> Run:
+    """The run after an event of one of its calls."""
+    if isinstance(body, ev.ToolCallRequested):
+        return _requested(run, body)
+    call = run.call(body.call_id)
+    if call is None or body.turn != run.turn:
+        raise IllegalEvent(f"{type(body).__name__} for call {body.call_id} of turn {body.turn}")
+    if call.is_done:
+        raise IllegalEvent(f"{type(body).__name__} for call {body.call_id}, which has its result")
+    run = _put(run, _changed_call(call, at_ms, body))
+    if isinstance(body, ev.ApprovalRequested):
+        pending = Pending(body.call_id, body.kind, body.token, at_ms, body.deadline_ms)
+        run = replace(run, pending=(*run.pending, pending))
+    elif isinstance(body, (ev.DecisionRecorded, ev.ToolCompleted, ev.ToolAttemptEnded)):
+        run = replace(run, pending=tuple(p for p in run.pending if p.call_id != body.call_id))
+    return replace(run, state=resting_state(run))
+
+
+def _requested(run: Run, body: ev.ToolCallRequested) -> Run:
+    if run.call(body.call_id) is not None or body.turn != run.turn or run.model is not None:
+        raise IllegalEvent(f"call {body.call_id} can not be requested now")
+    call = Call(body.call_id, body.index, body.tool, body.arguments, body.effect, body.idempotency_key)
+    run = replace(run, calls=(*run.calls, call), seen_call_ids=run.seen_call_ids + hash_call_id(body.call_id))
+    return replace(run, state=resting_state(run))
+
+
+def _put(run: Run, changed: Call) -> Run:
+    return replace(
+        run, calls=tuple(changed if call.call_id == changed.call_id else call for call in run.calls)
+    )
+
+
+def _changed_call(
+    call: Call,
+    at_ms: int,
+    body: ev.ToolDispatched
+    | ev.ToolStarted
+    | ev.ToolAttemptEnded
+    | ev.ToolAmbiguous
+    | ev.ReconciliationAsked
+    | ev.ReconciliationAnswered
+    | ev.ToolCompleted
+    | ev.ApprovalRequested
+    | ev.DecisionRecorded,
+) -> Call:
+    match body:
+        case ev.ToolDispatched():
+            attempt = Attempt(body.attempt, body.request_id, at_ms, body.deadline_ms)
+            return replace(
+                call,
+                phase=CallPhase.DISPATCHED,
+                attempt=attempt,
+                reconciliation=None,
+                due_ms=None,
+                doubt=None,
+            )
+        case ev.ToolStarted():
+            attempt = replace(_attempt(call, body.attempt), started_ms=at_ms, deadline_ms=body.deadline_ms)
+            return replace(call, attempt=attempt)
+        case ev.ToolAttemptEnded():
+            waits = body.retry_at_ms is not None
+            return replace(
+                call,
+                phase=CallPhase.RETRY_WAIT if waits else CallPhase.REQUESTED,
+                attempt=replace(_attempt(call, body.attempt), is_open=False),
+                due_ms=body.retry_at_ms,
+                failures=call.failures + (1 if body.reason in COUNTED else 0),
+            )
+        case ev.ToolAmbiguous():
+            _attempt(call, body.attempt)
+            return replace(call, phase=CallPhase.AMBIGUOUS, doubt=body.message)
+        case ev.ReconciliationAsked():
+            asked = Reconciliation(body.ask, body.request_id, at_ms, body.deadline_ms)
+            return replace(call, phase=CallPhase.RECONCILING, reconciliation=asked, due_ms=None)
+        case ev.ReconciliationAnswered():
+            return _answered(call, body)
+        case ev.ToolCompleted():
+            return _completed(call, body)
+        case ev.ApprovalRequested():
+            return replace(call, phase=CallPhase.AWAITING_DECISION, due_ms=None)
+        case ev.DecisionRecorded():
+            arguments = call.arguments if body.arguments is None else body.arguments
+            return replace(call, phase=CallPhase.REQUESTED, arguments=arguments)
+        case _:
+            assert_never(body)
+
+
+COUNTED = frozenset(
+    {"not_executed", "deadline", "aborted", "connection", "exception", "watchdog", "undecodable"}
+)
+"""Reasons of ended attempts that count against the tool's ``attempts_max``."""
+
+
+def _attempt(call: Call, number: int) -> Attempt:
+    if call.attempt is None or call.attempt.number != number:
+        raise IllegalEvent(f"attempt {number} of call {call.call_id} is not its newest")
+    return call.attempt
+
+
+def _answered(call: Call, body: ev.ReconciliationAnswered) -> Call:
+    if call.reconciliation is None or call.reconciliation.ask != body.ask:
+        raise IllegalEvent(f"answer {body.ask} to a question about {call.call_id} that was not asked")
+    waits = body.retry_at_ms is not None
+    return replace(
+        call,
+        phase=CallPhase.RECONCILE_WAIT if waits else CallPhase.AMBIGUOUS,
+        reconciliation=replace(call.reconciliation, is_open=False),
+        due_ms=body.retry_at_ms,
+    )
+
+
+def _completed(call: Call, body: ev.ToolCompleted) -> Call:
+    attempt = call.attempt
+    if attempt is not None and body.source is not ResultSource.SYNTHETIC:
+        attempt = replace(attempt, is_open=False)
+    return replace(
+        call, phase=CallPhase.DONE, attempt=attempt, due_ms=None, content=body.content, is_error=body.is_error
+    )

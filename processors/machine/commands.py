@@ -1,0 +1,187 @@
+"""decide, for commands. Each is answered exactly once: by an event that names it, or by a dead letter."""
+
+from __future__ import annotations
+
+from typing import Final, assert_never
+
+from perdure.processors.machine import ambiguity
+from perdure.processors.machine.approvals import VERDICTS
+from perdure.processors.machine.draft import Draft
+from perdure.processors.machine.inputs import CommandInput, RefuseInput
+from perdure.processors.machine.requests import answer, answer_error, dispatch
+from perdure.processors.machine.state import Pending
+from perdure.processors.machine.tokens import is_same_token
+from perdure.processors.machine.turns import advance, start_if_possible
+from perdure.schemas import commands as cmd
+from perdure.schemas import events as ev
+from perdure.schemas.canonical import canonical_json, dumps_verbatim, loads_json, normalise_json
+from perdure.schemas.definition import MAX_TURNS_DEFAULT
+from perdure.schemas.errors import Reject
+from perdure.schemas.values import RUN_ID_PATTERN, ResultSource, Verdict
+
+GIVE_UP_TEXT: Final = (
+    "It could not be found out whether this call took effect. Do not assume that it did or did not."
+)
+
+
+def decide_command(draft: Draft, given: CommandInput, *, exists: bool) -> None:
+    """Answer a command whose id was not seen before."""
+    draft.caused_by(given.command_id, answers_command=True)
+    body = given.command.body
+    if not exists:
+        if isinstance(body, cmd.Submit):
+            _submit(draft, given, body)
+        else:
+            message = f"{type(body).__name__} for run {given.run_id!r}, which does not exist"
+            draft.output(RefuseInput("unknown_run", message))
+        return
+    match body:
+        case cmd.Submit():
+            _reject(draft, body, "run_exists")
+        case cmd.Decide():
+            _decide(draft, body)
+        case cmd.Cancel():
+            if draft.run.state.is_terminal:
+                _reject(draft, body, "run_terminal")
+            else:
+                draft.emit(ev.RunCancelled(reason=body.reason))
+        case cmd.Resume() | cmd.Signal():
+            _reject(draft, body, "not_supported")
+        case _:
+            assert_never(body)
+
+
+def _reject(draft: Draft, body: cmd.CommandBody, reason: str) -> None:
+    draft.emit(ev.CommandRejected(kind=type(body).__name__, reason=reason))
+
+
+def _submit(draft: Draft, given: CommandInput, body: cmd.Submit) -> None:
+    fault = _submit_fault(draft, given, body)
+    if fault is not None:
+        draft.output(RefuseInput(*fault))
+        return
+    context = draft.context
+    definition = context.definition
+    limit = definition.max_turns if definition else body.max_turns or MAX_TURNS_DEFAULT
+    draft.emit(
+        ev.RunCreated(
+            agent=body.agent,
+            version=definition.version if definition else body.version,
+            definition=context.definition_digest if definition else None,
+            input=dumps_verbatim(normalise_json(loads_json(body.input))),
+            provenance=given.command.provenance,
+            max_turns=min(limit, body.max_turns or limit),
+            deadline_ms=body.deadline_ms,
+            not_before_ms=body.not_before_ms,
+            budget=body.budget,
+            waiting_for=None if definition else f"agent {body.agent} {body.version or '(newest)'}",
+            retry_at_ms=None if definition else draft.now_ms + context.settings.agent_wait_ms,
+        )
+    )
+    start_if_possible(draft)
+
+
+def _submit_fault(draft: Draft, given: CommandInput, body: cmd.Submit) -> tuple[str, str] | None:
+    if RUN_ID_PATTERN.fullmatch(given.run_id) is None or "~" in given.run_id:
+        return "invalid_run_id", f"{given.run_id!r} is no run id: 1-128 of A-Z a-z 0-9 . _ : -"
+    try:
+        value = loads_json(body.input)
+    except Reject as error:
+        return "invalid_input", f"the input is no JSON: {error}"
+    is_blocks = isinstance(value, list) and all(isinstance(block, dict) for block in value)
+    if not value or not (isinstance(value, str) or is_blocks):
+        return "invalid_input", "the input is neither a text nor a list of content blocks, or it is empty"
+    if body.deadline_ms is not None and body.deadline_ms <= draft.now_ms:
+        return "deadline_passed", "the run's deadline has passed"
+    if body.max_turns is not None and body.max_turns < 1:
+        return "invalid_max_turns", "max_turns is less than 1"
+    return None
+
+
+def pin_agent(draft: Draft) -> None:
+    """Bind a waiting run to its agent if it is known by now, else wait again."""
+    context, run = draft.context, draft.run
+    if context.definition is None or context.definition_digest is None:
+        draft.emit(ev.RunWaiting(run.waiting_for or "agent", draft.now_ms + context.settings.agent_wait_ms))
+        return
+    draft.emit(
+        ev.AgentPinned(
+            definition=context.definition_digest,
+            version=context.definition.version,
+            max_turns=min(run.max_turns, context.definition.max_turns),
+        )
+    )
+    start_if_possible(draft)
+
+
+def _decide(draft: Draft, body: cmd.Decide) -> None:
+    pending = draft.run.pending_for(body.call_id)
+    reason = _decision_fault(draft, pending, body)
+    if reason is not None:
+        _reject(draft, body, reason)
+        return
+    draft.emit(
+        ev.DecisionRecorded(
+            turn=draft.run.turn,
+            call_id=body.call_id,
+            verdict=body.verdict,
+            decided_by=body.decided_by,
+            message=body.message,
+        )
+    )
+    _follow(draft, body)
+    advance(draft)
+
+
+def _decision_fault(draft: Draft, pending: Pending | None, body: cmd.Decide) -> str | None:
+    """The stable reason for which a decision changes nothing; None if it is valid."""
+    run = draft.run
+    if run.state.is_terminal:
+        return "run_terminal"
+    if pending is None:
+        call = run.call(body.call_id)
+        if call is None:
+            return "unknown_call"
+        return "already_decided" if call.is_done else "not_pending"
+    if not is_same_token(pending.token, body.token):
+        return "token_mismatch"
+    if pending.deadline_ms is not None and pending.deadline_ms <= draft.now_ms:
+        return "decision_expired"
+    if body.verdict not in VERDICTS[pending.kind]:
+        return "verdict_not_allowed"
+    if body.arguments is not None:
+        return "edited_arguments_not_supported"
+    if body.verdict is Verdict.RAN:
+        try:
+            value = loads_json(body.result or b"")
+        except Reject:
+            return "invalid_result"
+        if isinstance(value, list) and not all(isinstance(block, dict) for block in value):
+            return "invalid_result"
+    return None
+
+
+def _follow(draft: Draft, body: cmd.Decide) -> None:
+    """What a valid decision sets going."""
+    call = draft.run.call(body.call_id)
+    assert call is not None
+    match body.verdict:
+        case Verdict.APPROVE:
+            dispatch(draft, body.call_id)
+        case Verdict.REJECT:
+            text = f"A person refused this call{': ' + body.message if body.message else '.'}"
+            answer_error(draft, body.call_id, text, ResultSource.DECIDED)
+        case Verdict.RAN:
+            answer(draft, body.call_id, _content(body.result or b'""'), ResultSource.DECIDED)
+        case Verdict.DID_NOT_RUN:
+            ambiguity.did_not_run(draft, call, "decided_did_not_run", f"decided by {body.decided_by}")
+        case Verdict.GIVE_UP:
+            answer_error(draft, body.call_id, body.message or GIVE_UP_TEXT, ResultSource.DECIDED)
+
+
+def _content(result: bytes) -> bytes:
+    """A result as a tool_result takes it: text or content blocks as they are, other JSON as its text."""
+    value = loads_json(result)
+    if isinstance(value, (str, list)):
+        return dumps_verbatim(value)
+    return dumps_verbatim(canonical_json(value).decode())

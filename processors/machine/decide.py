@@ -1,0 +1,63 @@
+"""decide: what happens next. Pure: everything it may know is an argument."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from perdure.processors.machine import commands, replies, results, timers
+from perdure.processors.machine.draft import Draft
+from perdure.processors.machine.inputs import (
+    CommandInput,
+    Context,
+    Decided,
+    Input,
+    RefuseInput,
+    ResultInput,
+    StartInput,
+    TimerInput,
+)
+from perdure.processors.machine.state import Run
+from perdure.processors.machine.turns import start_if_possible
+from perdure.schemas.results import Lost, ModelFailed, ModelReplied, NeedTranscript
+
+UNKNOWN_RUN = "unknown_run"
+
+
+def decide(run: Run | None, given: Input, context: Context) -> Decided:
+    """The answer to ``given`` in the state ``run``: events to persist and outputs that are no state.
+
+    Never raises for anything an input may hold. An input that no event can answer is refused (RefuseInput).
+    The host has already dropped inputs whose cause was seen before.
+    """
+    match given:
+        case CommandInput():
+            draft = Draft(given.run_id, run, context)
+            commands.decide_command(draft, given, exists=run is not None)
+        case ResultInput():
+            draft = Draft(given.result.run_id, run, context)
+            _decide_result(draft, given, exists=run is not None)
+        case TimerInput():
+            draft = Draft(given.run_id, run, context)
+            if run is not None:
+                timers.decide_timer(draft)
+        case StartInput():
+            draft = Draft(given.run_id, run, context)
+            if run is not None:
+                start_if_possible(draft)
+        case _:
+            assert_never(given)
+    return draft.done()
+
+
+def _decide_result(draft: Draft, given: ResultInput, *, exists: bool) -> None:
+    result = given.result
+    if isinstance(result.body, Lost):
+        return  # the attempts it speaks of are resolved by their own deadlines; the host counts and logs it
+    if not exists:
+        draft.output(RefuseInput(UNKNOWN_RUN, f"a result for run {result.run_id!r}, which does not exist"))
+        return
+    draft.caused_by(result.result_id)
+    if result.call_id == "" or isinstance(result.body, (ModelReplied, ModelFailed, NeedTranscript)):
+        replies.decide_reply(draft, result)
+    else:
+        results.decide_tool_result(draft, result)

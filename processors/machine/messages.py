@@ -1,0 +1,48 @@
+"""The messages of a transcript, built from events, byte for byte the same wherever they are built."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from perdure.processors.machine.state import Run
+from perdure.schemas import events as ev
+from perdure.schemas.canonical import dumps_verbatim, loads_json
+
+NO_OUTPUT = "(no output)"
+
+
+def message_of(before: Run, body: ev.EventBody) -> bytes | None:
+    """The message that ``body`` appends to the transcript of ``before``.
+
+    The assistant message of a turn with ModelResponded; with the next TurnStarted the one user message that
+    answers it: all results in call order, then text (Messages API: tool results come first).
+    """
+    match body:
+        case ev.ModelResponded():
+            return body.message or None
+        case ev.TurnStarted() if body.turn == before.turn + 1:
+            return _user_message(before, body.notice)
+        case _:
+            return None
+
+
+def _user_message(before: Run, notice: str | None) -> bytes | None:
+    blocks: list[Any] = []
+    if before.turn == 0 and before.input is not None:
+        content = loads_json(before.input)
+        if notice is None:
+            return dumps_verbatim({"role": "user", "content": content})
+        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)  # type: ignore[arg-type]
+    for call in sorted(before.calls, key=lambda call: call.index):
+        blocks.append(_result_block(call.call_id, call.content, is_error=call.is_error))
+    if notice is not None:
+        blocks.append({"type": "text", "text": notice})
+    return dumps_verbatim({"role": "user", "content": blocks}) if blocks else None
+
+
+def _result_block(call_id: str, content: bytes | None, *, is_error: bool) -> dict[str, Any]:
+    value = loads_json(content) if content else NO_OUTPUT
+    block: dict[str, Any] = {"type": "tool_result", "tool_use_id": call_id, "content": value or NO_OUTPUT}
+    if is_error:
+        block["is_error"] = True
+    return block

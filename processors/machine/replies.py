@@ -1,0 +1,169 @@
+"""decide, for what the model-caller tells: replies, failures, suspects."""
+
+from __future__ import annotations
+
+from perdure.processors.machine.assistant import AssistantMessage, MalformedReply, normalise_assistant
+from perdure.processors.machine.draft import Draft
+from perdure.processors.machine.inputs import SendTranscript
+from perdure.processors.machine.requests import request_calls
+from perdure.processors.machine.state import ModelCall
+from perdure.processors.machine.surplus import record_surplus
+from perdure.processors.machine.turns import advance, ask_again, fail
+from perdure.schemas import events as ev
+from perdure.schemas import results as rs
+from perdure.schemas.canonical import dumps_verbatim, loads_json
+from perdure.schemas.errors import Reject
+from perdure.schemas.values import Usage
+
+NO_MESSAGE = frozenset({"refusal", "model_context_window_exceeded"})
+"""Stop reasons that fail the run with their own name and leave no message."""
+FINISHED = frozenset({"end_turn", "stop_sequence", "max_tokens"})
+
+
+def decide_reply(draft: Draft, result: rs.Result) -> None:
+    """A result for a model request."""
+    model = draft.run.model
+    is_pending = model is not None and model.request_id == result.request_id and model.retry_at_ms is None
+    if not is_pending or model is None:
+        _late(draft, result, "not_pending")
+        return
+    body = result.body
+    match body:
+        case rs.ModelReplied():
+            if body.digest != draft.run.digest:
+                _late(draft, result, "other_transcript")
+                return
+            _replied(draft, model, body)
+        case rs.ModelFailed():
+            _failed(draft, model, body)
+        case rs.NeedTranscript():
+            _need_transcript(draft, model)
+        case rs.Suspect():
+            end_model_attempt(draft, model, "suspect", "the worker that asked the model is gone", delay_ms=0)
+        case rs.Declined():
+            delay_ms = draft.context.settings.unavailable_delay_ms
+            end_model_attempt(draft, model, str(body.reason), body.message, delay_ms)
+        case rs.Undecodable():
+            end_model_attempt(draft, model, "undecodable", body.reason, draft.backoff_ms(draft.run.failures))
+        case rs.Started() | rs.Completed() | rs.Failed() | rs.Reconciled() | rs.Lost():
+            _late(draft, result, "not_for_a_model_request")
+
+
+def _late(draft: Draft, result: rs.Result, reason: str) -> None:
+    usage = Usage()
+    if isinstance(result.body, rs.ModelReplied):
+        usage = result.body.usage
+    elif isinstance(result.body, rs.ModelFailed):
+        usage = result.body.usage or Usage()
+    if usage != Usage() or isinstance(result.body, (rs.ModelReplied, rs.ModelFailed)):
+        record_surplus(draft, result, reason, usage)
+
+
+def _need_transcript(draft: Draft, model: ModelCall) -> None:
+    if model.is_whole_sent:
+        fail(draft, "transcript_mismatch", "the whole transcript was sent and did not match", "model")
+        return
+    draft.emit(ev.TranscriptSent(model.request_id))
+    draft.output(SendTranscript(draft.run.run_id))
+
+
+def end_model_attempt(
+    draft: Draft, model: ModelCall, code: str, message: str, delay_ms: int, usage: Usage | None = None
+) -> None:
+    """End the attempt and try again, at once or by a durable timer, while failures are within their limit."""
+    retry_at_ms: int | None = draft.now_ms + delay_ms
+    run = draft.emit(_ended(model, code, message, retry_at_ms, usage or Usage()))
+    if run.failures > draft.context.settings.model_failures_max:
+        fail(
+            draft, "model_failures_exceeded", f"{run.failures} attempts failed, the last with {code}", "model"
+        )
+    elif delay_ms == 0:
+        ask_again(draft)
+
+
+def _ended(
+    model: ModelCall, code: str, message: str, retry_at_ms: int | None, usage: Usage
+) -> ev.ModelAttemptEnded:
+    return ev.ModelAttemptEnded(
+        turn=model.turn,
+        attempt=model.attempt,
+        request_id=model.request_id,
+        code=code,
+        message=message,
+        retry_at_ms=retry_at_ms,
+        usage=usage,
+    )
+
+
+def _failed(draft: Draft, model: ModelCall, body: rs.ModelFailed) -> None:
+    if not body.is_retryable:
+        draft.emit(_ended(model, body.code, body.message, None, body.usage or Usage()))
+        fail(draft, body.code, body.message, "model")
+        return
+    delay_ms = max(1, body.retry_after_ms or 0, draft.backoff_ms(draft.run.failures))
+    end_model_attempt(draft, model, body.code, body.message, delay_ms, body.usage)
+
+
+def _replied(draft: Draft, model: ModelCall, body: rs.ModelReplied) -> None:
+    if body.stop_reason in NO_MESSAGE:
+        draft.emit(_ended(model, body.stop_reason, "the model gave no answer", None, body.usage))
+        fail(draft, body.stop_reason, "the model gave no answer", "model")
+        return
+    try:
+        message = normalise_assistant(
+            body.content,
+            dict(body.input_faults),
+            model.turn,
+            draft.run.seen_call_ids,
+            is_cut=body.stop_reason == "max_tokens",
+        )
+    except MalformedReply as error:
+        end_model_attempt(
+            draft, model, error.code, str(error), draft.backoff_ms(draft.run.failures) or 1, body.usage
+        )
+        return
+    draft.emit(
+        ev.ModelResponded(
+            turn=model.turn,
+            attempt=model.attempt,
+            request_id=model.request_id,
+            invocation_id=body.invocation_id,
+            message=message.message,
+            stop_reason=body.stop_reason,
+            usage=body.usage,
+            provider_message_id=body.provider_message_id,
+        )
+    )
+    _continue(draft, model, body.stop_reason, message)
+
+
+def _continue(draft: Draft, model: ModelCall, stop_reason: str, message: AssistantMessage) -> None:
+    """What the stop reason asks for."""
+    if message.calls and (stop_reason in FINISHED or stop_reason == "tool_use"):
+        request_calls(draft, message.calls, allow_tools=model.allow_tools)
+        if not model.allow_tools:
+            fail(draft, "max_turns_exceeded", "tools were called in the last turn", "model")
+        else:
+            advance(draft)
+    elif stop_reason in FINISHED:
+        complete(draft, message.text, stop_reason if model.allow_tools else "max_turns")
+    elif stop_reason == "pause_turn":
+        advance(draft)
+    elif stop_reason == "tool_use":
+        fail(draft, "tool_use_without_calls", "the model stopped for tools and called none", "model")
+    else:
+        fail(draft, "unknown_stop_reason", f"the model stopped with {stop_reason!r}", "model")
+
+
+def complete(draft: Draft, text: str, stop_reason: str) -> None:
+    """End the run with its output: the text, or the JSON in it where the agent has an output schema."""
+    output = dumps_verbatim(text)
+    if draft.definition.output_schema is not None:
+        try:
+            output = dumps_verbatim(loads_json(text.encode()))
+        except Reject:
+            fail(
+                draft, "output_invalid", "the answer is no JSON, which the agent's schema asks for", "output"
+            )
+            return
+    draft.emit(ev.RunCompleted(output=output, stop_reason=stop_reason))

@@ -1,0 +1,115 @@
+"""Tool calls: made durable, then dispatched, one transaction with the message that asks for them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from perdure.processors.machine.approvals import ask_person
+from perdure.processors.machine.assistant import WantedCall
+from perdure.processors.machine.draft import Draft
+from perdure.processors.machine.state import Call
+from perdure.schemas import events as ev
+from perdure.schemas.canonical import dumps_verbatim, loads_json, normalise_json
+from perdure.schemas.definition import ToolDefinition
+from perdure.schemas.errors import Reject
+from perdure.schemas.values import Effect, PendingKind, ResultSource
+
+
+def idempotency_key(run_id: str, call_id: str) -> str:
+    """Lower-case hex sha256 of UTF-8 run id followed by the persisted call id: no separator, no attempt."""
+    return hashlib.sha256((run_id + call_id).encode()).hexdigest()
+
+
+def tool_of(draft: Draft, name: str) -> ToolDefinition | None:
+    """The tool that the model may call by this name."""
+    tool = draft.definition.tool(name)
+    return None if tool is None or tool.is_hidden else tool
+
+
+def request_calls(draft: Draft, wanted: Sequence[WantedCall], *, allow_tools: bool) -> None:
+    """Record every call of the turn, then dispatch what may run, ask about what needs approval, refuse the
+    rest.
+    """
+    for index, call in enumerate(wanted):
+        tool = tool_of(draft, call.tool)
+        draft.emit(
+            ev.ToolCallRequested(
+                turn=draft.run.turn,
+                index=index,
+                call_id=call.call_id,
+                tool=call.tool,
+                arguments=call.arguments,
+                effect=tool.effect if tool else Effect.NON_IDEMPOTENT,
+                idempotency_key=idempotency_key(draft.run.run_id, call.call_id),
+            )
+        )
+    limit = draft.definition.tool_calls_per_turn_max
+    for index, call in enumerate(wanted):
+        tool = tool_of(draft, call.tool)
+        refusal = call.fault
+        if not allow_tools:
+            refusal = "Tools can not be used in the last turn, so the call was not executed."
+        elif index >= limit:
+            refusal = f"At most {limit} tools can be called in one turn, so this call was not executed."
+        elif refusal is None and tool is None:
+            refusal = f"There is no tool named {call.tool!r}, so nothing was executed."
+        if refusal is not None or tool is None:
+            answer_error(draft, call.call_id, refusal or "", ResultSource.SYNTHETIC)
+        elif tool.needs_approval:
+            ask_person(draft, call.call_id, PendingKind.APPROVAL)
+        else:
+            dispatch(draft, call.call_id)
+
+
+def dispatch(draft: Draft, call_id: str) -> None:
+    """Hand the next attempt of a call to the executors."""
+    call = _call(draft, call_id)
+    tool = draft.definition.tool(call.tool)
+    assert tool is not None
+    settings = draft.context.settings
+    start_by_ms = draft.now_ms + settings.dispatch_wait_ms_max
+    draft.emit(
+        ev.ToolDispatched(
+            turn=draft.run.turn,
+            call_id=call_id,
+            attempt=call.attempt.number + 1 if call.attempt else 1,
+            request_id=draft.new_id(),
+            start_by_ms=start_by_ms,
+            timeout_ms=tool.timeout_ms,
+            deadline_ms=start_by_ms + tool.timeout_ms + settings.clock_skew_ms_max,
+        )
+    )
+
+
+def answer(
+    draft: Draft, call_id: str, content: bytes, source: ResultSource, *, is_error: bool = False
+) -> None:
+    """Give a call its one effective result, normalised before it is persisted."""
+    call = _call(draft, call_id)
+    try:
+        content = dumps_verbatim(normalise_json(loads_json(content)))
+    except Reject as error:
+        is_error = True
+        content = dumps_verbatim(f"The tool ran, but its result could not be read: {error}")
+    draft.emit(
+        ev.ToolCompleted(
+            turn=draft.run.turn,
+            call_id=call_id,
+            attempt=call.attempt.number if call.attempt else 0,
+            content=content,
+            is_error=is_error,
+            source=source,
+        )
+    )
+
+
+def answer_error(draft: Draft, call_id: str, message: str, source: ResultSource) -> None:
+    """Give a call an error result that tells the model what happened."""
+    answer(draft, call_id, dumps_verbatim(message), source, is_error=True)
+
+
+def _call(draft: Draft, call_id: str) -> Call:
+    call = draft.run.call(call_id)
+    assert call is not None
+    return call
