@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.metadata
 import json
 import re
 import subprocess
@@ -86,6 +88,32 @@ def test_the_core_needs_neither_faust_nor_rocksdb(project: dict[str, Any]) -> No
     """A consumer of outcomes installs perdure without any extra."""
     names = {canonicalize_name(Requirement(line).name) for line in project["project"]["dependencies"]}
     assert names.isdisjoint({"anthropic", "faust-streaming", "rocksdict", "starlette", "typer"})
+
+
+def _third_party(layers: tuple[str, ...]) -> set[str]:
+    """Distributions that the modules of these layers import, normalised."""
+    providers = importlib.metadata.packages_distributions()
+    names: set[str] = set()
+    for path in (path for layer in layers for path in (ROOT / layer).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names.update(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names.add(node.module)
+    tops = {name.split(".")[0] for name in names} - {"perdure"} - set(sys.stdlib_module_names)
+    return {str(canonicalize_name(providers[top][0])) for top in tops}
+
+
+def test_each_library_that_is_imported_is_declared(project: dict[str, Any]) -> None:
+    """Records and topics import the core's libraries only; the rest may import those of the extras."""
+    core = {canonicalize_name(Requirement(line).name) for line in project["project"]["dependencies"]}
+    extras = {
+        canonicalize_name(Requirement(line).name)
+        for lines in project["project"]["optional-dependencies"].values()
+        for line in lines
+    }
+    assert _third_party(("schemas", "topics")) - core == set()
+    assert _third_party(LAYERS) - core - extras == set()
 
 
 def test_the_extra_all_holds_every_other_extra(project: dict[str, Any]) -> None:
