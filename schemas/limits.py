@@ -17,7 +17,10 @@ DEAD_LETTER_HEAD_BYTES_MAX: Final = 64 << 10
 """How much of an input that could not be handled its dead letter keeps."""
 
 JSON_DEPTH_MAX: Final = 128
-"""Deepest nesting of arrays and objects; below what the parsers of other languages refuse."""
+"""Deepest nesting of arrays and objects that is taken from outside."""
+
+JSON_DEPTH_STORED_MAX: Final = 192
+"""Deepest nesting that is written and read at all: the former, and room for the messages it is put into."""
 
 JSON_BYTES_MAX: Final = RECORD_BYTES_MAX
 """Largest JSON text that is parsed."""
