@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from perdure.processors.machine import commands, replies, results, timers
+from perdure.processors.machine.commands import decide_command
 from perdure.processors.machine.draft import Draft
 from perdure.processors.machine.inputs import (
     CommandInput,
@@ -16,7 +16,10 @@ from perdure.processors.machine.inputs import (
     StartInput,
     TimerInput,
 )
+from perdure.processors.machine.replies import decide_reply
+from perdure.processors.machine.results import decide_tool_result
 from perdure.processors.machine.state import Run
+from perdure.processors.machine.timers import decide_timer
 from perdure.processors.machine.turns import start_if_possible
 from perdure.schemas.results import Lost, ModelFailed, ModelReplied, NeedTranscript
 
@@ -32,14 +35,14 @@ def decide(run: Run | None, given: Input, context: Context) -> Decided:
     match given:
         case CommandInput():
             draft = Draft(given.run_id, run, context)
-            commands.decide_command(draft, given, exists=run is not None)
+            decide_command(draft, given, exists=run is not None)
         case ResultInput():
             draft = Draft(given.result.run_id, run, context)
             _decide_result(draft, given, exists=run is not None)
         case TimerInput():
             draft = Draft(given.run_id, run, context)
             if run is not None:
-                timers.decide_timer(draft)
+                decide_timer(draft)
         case StartInput():
             draft = Draft(given.run_id, run, context)
             if run is not None:
@@ -58,6 +61,6 @@ def _decide_result(draft: Draft, given: ResultInput, *, exists: bool) -> None:
         return
     draft.caused_by(result.result_id)
     if result.call_id == "" or isinstance(result.body, (ModelReplied, ModelFailed, NeedTranscript)):
-        replies.decide_reply(draft, result)
+        decide_reply(draft, result)
     else:
-        results.decide_tool_result(draft, result)
+        decide_tool_result(draft, result)

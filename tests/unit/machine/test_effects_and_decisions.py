@@ -75,7 +75,7 @@ def test_unknown_answers_end_with_a_person(running: Any) -> None:
         running.timer()
     running.answered("t10", rs.Failed(FailureKind.EXCEPTION, "boom"))
     assert running.kinds == ["ReconciliationAnswered", "ApprovalRequested"]
-    assert running.run.state is RunState.AWAITING_APPROVAL
+    assert running.run.state == RunState.AWAITING_APPROVAL
 
 
 def test_without_a_reconciliation_tool_a_person_is_told_exactly_what_is_known(running: Any) -> None:
@@ -88,7 +88,7 @@ def test_without_a_reconciliation_tool_a_person_is_told_exactly_what_is_known(ru
     assert set(approval.verdicts) == {Verdict.RAN, Verdict.DID_NOT_RUN, Verdict.GIVE_UP}
     running.verdict("t10", Verdict.APPROVE)
     assert running.last.events[0].body.reason == "verdict_not_allowed"
-    assert running.run.state is RunState.AWAITING_APPROVAL
+    assert running.run.state == RunState.AWAITING_APPROVAL
 
 
 def test_ran_gives_the_result_and_withdraws_the_question(running: Any) -> None:
@@ -104,7 +104,7 @@ def test_did_not_run_licenses_the_next_attempt(running: Any) -> None:
     started_and_suspect(running, "wire")
     running.verdict("t10", Verdict.DID_NOT_RUN)
     assert running.requests(ToolRequest)[0].attempt == 2
-    assert running.run.state is RunState.AWAITING_TOOL
+    assert running.run.state == RunState.AWAITING_TOOL
 
 
 def test_give_up_tells_the_model(running: Any) -> None:
@@ -212,12 +212,12 @@ def test_a_tool_that_needs_approval_waits_while_free_calls_run(running: Any) -> 
     """The free call is executed and kept; after the decision both results go back in call order."""
     running.ask_tools("buy", "look")
     assert [request.tool for request in running.requests(ToolRequest)] == ["look"]
-    assert running.run.state is RunState.AWAITING_APPROVAL
+    assert running.run.state == RunState.AWAITING_APPROVAL
     running.tool_result("t11", rs.Completed(b'"free"'))
-    assert running.run.state is RunState.AWAITING_APPROVAL
+    assert running.run.state == RunState.AWAITING_APPROVAL
     running.verdict("t10", Verdict.APPROVE)
     assert running.kinds == ["DecisionRecorded", "ToolDispatched"]
-    assert running.run.state is RunState.AWAITING_TOOL
+    assert running.run.state == RunState.AWAITING_TOOL
     running.tool_result("t10", rs.Completed(b'"bought"'))
     assert [block["content"] for block in running.last_message()["content"]] == ["bought", "free"]
 

@@ -33,7 +33,7 @@ def test_a_submitted_run_asks_the_model_at_once_when_a_slot_is_free(driver: Any)
     """Submit persists the run, starts turn 1 and hands the request to the model-caller, in one answer."""
     driver.submit("hi")
     assert driver.kinds == ["RunCreated", "TurnStarted"]
-    assert driver.run.state is RunState.RUNNING
+    assert driver.run.state == RunState.RUNNING
     (request,) = driver.requests(ModelRequest)
     assert request.messages == (b'{"role":"user","content":"hi"}',)
     assert request.base_digest == start_digest("d" * 64)
@@ -44,10 +44,10 @@ def test_a_run_without_a_free_slot_waits_and_starts_when_one_is_free(driver: Any
     """Queued is a durable state: nothing is asked until a slot is free."""
     driver.may_start = False
     driver.submit()
-    assert driver.run.state is RunState.QUEUED
+    assert driver.run.state == RunState.QUEUED
     driver.may_start = True
     driver.start()
-    assert driver.run.state is RunState.RUNNING
+    assert driver.run.state == RunState.RUNNING
 
 
 def test_a_run_of_an_unknown_agent_waits_for_it_by_a_timer(driver: Any) -> None:
@@ -69,7 +69,7 @@ def test_a_final_text_completes_the_run_with_one_outcome(running: Any) -> None:
     running.say("done", usage=Usage(7, 3, 2, 1))
     assert running.kinds == ["ModelResponded", "RunCompleted"]
     (outcome,) = running.requests(Outcome)
-    assert outcome.state is RunState.COMPLETED
+    assert outcome.state == RunState.COMPLETED
     assert json.loads(outcome.output) == "done"
     assert outcome.usage == Usage(7, 3, 2, 1)
     assert (outcome.turns, outcome.execution) == (1, 0)
@@ -85,7 +85,7 @@ def test_message_calls_and_dispatches_stand_in_one_answer(running: Any) -> None:
         "ToolDispatched",
         "ToolDispatched",
     ]
-    assert running.run.state is RunState.AWAITING_TOOL
+    assert running.run.state == RunState.AWAITING_TOOL
     assert [request.tool for request in running.requests(ToolRequest)] == ["look", "send"]
 
 
@@ -114,7 +114,7 @@ def test_the_whole_transcript_has_the_digest_that_the_pieces_led_to(running: Any
     assert whole.request_id == request.request_id
     assert extend_digest(whole.base_digest, *whole.messages) == whole.digest == request.digest
     running.model_result(rs.NeedTranscript())
-    assert running.run.state is RunState.FAILED
+    assert running.run.state == RunState.FAILED
     assert running.run.closed.code == "transcript_mismatch"
 
 
@@ -126,7 +126,7 @@ def test_a_reply_to_another_request_or_transcript_only_costs_its_usage(running: 
         rs.ModelReplied("i", b"x", b"[]", "end_turn", Usage(5, 5)), request_id="other", turn=1, attempt=1
     )
     assert driver.kinds == ["SurplusRecorded"]
-    assert driver.run.state is RunState.COMPLETED
+    assert driver.run.state == RunState.COMPLETED
     assert driver.run.usage == Usage(6, 6)
 
 
@@ -134,7 +134,7 @@ def test_a_reply_with_another_digest_is_surplus(running: Any) -> None:
     """What was answered to another transcript is not this turn's answer."""
     running.model_result(rs.ModelReplied("i", b"x", b"[]", "end_turn", Usage(5, 5)))
     assert running.kinds == ["SurplusRecorded"]
-    assert running.run.state is RunState.RUNNING
+    assert running.run.state == RunState.RUNNING
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_a_reply_with_another_digest_is_surplus(running: Any) -> None:
 def test_stop_reasons_without_an_answer_fail_with_a_code(running: Any, stop_reason: str, code: str) -> None:
     """They are not retried as if they were transient, and their usage counts."""
     running.reply(stop_reason=stop_reason)
-    assert running.run.state is RunState.FAILED
+    assert running.run.state == RunState.FAILED
     assert running.run.closed.code == code
     assert running.run.usage == Usage(10, 5)
     assert running.run.message_count == 1
@@ -248,7 +248,7 @@ def test_cancel_turns_the_state_at_once_and_hints_the_executors(running: Any) ->
     """Cancel ends the run with its outcome, and names the cancelled execution to the executors."""
     running.ask_tools("send")
     running.command(Cancel("enough"))
-    assert running.run.state is RunState.CANCELLED
+    assert running.run.state == RunState.CANCELLED
     assert running.requests(Outcome)[0].code == "enough"
     assert running.requests(RunSignal) == [RunSignal(0, "enough")]
 
@@ -259,7 +259,7 @@ def test_a_late_result_after_the_end_changes_no_state(running: Any) -> None:
     running.command(Cancel("enough"))
     running.tool_result("t10", rs.Completed(b'"sent"'))
     assert running.kinds == ["SurplusRecorded"]
-    assert running.run.state is RunState.CANCELLED
+    assert running.run.state == RunState.CANCELLED
     assert not running.run.call("t10").attempt.is_open
 
 
@@ -267,17 +267,17 @@ def test_a_run_deadline_cancels_a_running_run(driver: Any) -> None:
     """A deadline in running ends in cancelled, reason deadline."""
     driver.submit(deadline_ms=driver.now_ms + 10)
     driver.timer()
-    assert driver.run.state is RunState.CANCELLED
+    assert driver.run.state == RunState.CANCELLED
     assert driver.run.closed.code == "deadline"
 
 
 def test_a_run_that_may_not_start_yet_waits_for_its_instant_and_then_for_a_slot(driver: Any) -> None:
     """not_before is a timer; once it passed without a free slot, only a slot is missing."""
     driver.submit(not_before_ms=driver.now_ms + 1_000)
-    assert driver.run.state is RunState.QUEUED
+    assert driver.run.state == RunState.QUEUED
     driver.may_start = False
     driver.timer()
     assert driver.run.waiting_for == "slot"
     driver.may_start = True
     driver.start()
-    assert driver.run.state is RunState.RUNNING
+    assert driver.run.state == RunState.RUNNING
