@@ -22,9 +22,9 @@ from perdure.topics.model_group import GroupCoordinator
 from perdure.topics.model_identity import ProducerIdentity
 from perdure.topics.model_partition import NO_PRODUCER, Entry, Marker, ModelPartition
 from perdure.topics.model_transaction import TransactionCoordinator
+from perdure.topics.table import PRODUCED_BYTES_MAX, TOPIC_BYTES_MAX
 
 OFFSETS_TOPIC = "__consumer_offsets"
-MESSAGE_BYTES_MAX = 1_048_588  # Kafka's default for max.message.bytes
 RECORD_OVERHEAD_BYTES = 70  # batch and record framing, rounded
 OFFSETS_RETENTION_MS = 7 * 86_400_000  # Kafka's default for offsets.retention.minutes
 DELETE_RETENTION_MS = 86_400_000  # Kafka's default for delete.retention.ms
@@ -166,22 +166,15 @@ class ModelCluster:
 
     # ---- writing -------------------------------------------------------------------------------------------
 
-    def check_size(self, out: Outgoing) -> bool:
-        """Whether the topic takes a record of this size."""
-        size = len(out.key or b"") + len(out.value or b"") + RECORD_OVERHEAD_BYTES
-        size += sum(len(name) + len(value) for name, value in out.headers)
-        topic = self._topics.get(out.topic)
-        return topic is None or size <= topic.number("max.message.bytes", MESSAGE_BYTES_MAX)
-
     def append(self, out: Outgoing, who: ProducerIdentity | None, created_ms: int) -> tuple[Code, int]:
         """A Produce request for one record; returns its offset."""
         at = TopicPartition(out.topic, out.partition)
         partition = self.find(at)
         if partition is None:
             return Code.UNKNOWN_TOPIC_OR_PARTITION, -1
-        if not self.check_size(out):
-            return Code.MESSAGE_TOO_LARGE, -1
         topic = self._topics[out.topic]
+        if size_of(out) > topic.number("max.message.bytes", TOPIC_BYTES_MAX):
+            return Code.MESSAGE_TOO_LARGE, -1
         if out.key is None and topic.config.get("cleanup.policy", "") == "compact":
             return Code.INVALID_RECORD, -1
         if who is not None:
@@ -258,3 +251,14 @@ def record_of(at: TopicPartition, entry: Entry) -> Record:
     return Record(
         at.topic, at.partition, entry.offset, entry.key, entry.value, entry.headers, entry.timestamp_ms
     )
+
+
+def size_of(out: Outgoing) -> int:
+    """A batch of this one record, in bytes, roughly."""
+    payload = len(out.key or b"") + len(out.value or b"")
+    return payload + sum(len(name) + len(value) for name, value in out.headers) + RECORD_OVERHEAD_BYTES
+
+
+def is_producible(out: Outgoing) -> bool:
+    """Whether the client takes it at all, whatever the topic says."""
+    return size_of(out) <= PRODUCED_BYTES_MAX

@@ -23,6 +23,7 @@ from perdure.topics.model_faults import Api, Fate
 from perdure.topics.model_fetch import Fetcher
 from perdure.topics.model_member import Member
 
+METADATA_CHARS_MAX = 4_095
 COMMIT_TIMEOUT_S = 5.0  # how long a commit waits for an answer
 
 REFUSALS = frozenset(
@@ -124,6 +125,8 @@ class ModelConsumer:
         group = self._group()
         if not offsets or any(each.offset is None or each.offset < 0 for each in offsets):
             raise LogMisuse("A commit needs offsets, none of them missing or negative.")
+        if any(len(each.metadata) > METADATA_CHARS_MAX for each in offsets):
+            raise LogMisuse("Too much metadata for one offset.")
         sent, who = tuple(offsets), self._member.credentials
 
         def arrive() -> Code:

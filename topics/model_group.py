@@ -16,8 +16,6 @@ from perdure.topics.model_membership import Beat, HeartbeatRequest, JoinRequest,
 from perdure.topics.model_offsets import GroupOffsets, StoredOffset
 from perdure.topics.model_partition import Marker
 
-METADATA_CHARS_MAX = 4_096  # offset.metadata.max.bytes
-
 
 @dataclass(slots=True)
 class Group:
@@ -85,8 +83,6 @@ class GroupCoordinator:
         code = self._check(found, who, transactional=False)
         if code is not Code.NONE:
             return code
-        if any(len(each.metadata) > METADATA_CHARS_MAX for each in offsets):
-            return Code.OFFSET_METADATA_TOO_LARGE
         if any(self._broker.find(each.at) is None for each in offsets):
             return Code.UNKNOWN_TOPIC_OR_PARTITION
         for each in offsets:

@@ -31,7 +31,8 @@ from perdure.topics.log import (
 )
 from perdure.topics.model_cluster import ModelCluster
 from perdure.topics.model_consumer import ModelConsumer
-from perdure.topics.model_producer import ModelProducer, ModelTransactionalProducer
+from perdure.topics.model_producer import ModelProducer
+from perdure.topics.model_transactional import ModelTransactionalProducer
 
 ModelClient: TypeAlias = ModelConsumer | ModelProducer | ModelTransactionalProducer
 
