@@ -18,7 +18,7 @@ setup: $(INSTALLED) ## make .venv from the hashed lock and install perdure into 
 $(INSTALLED): requirements/dev.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo 'perdure needs Python 3.11 or later: make setup PYTHON=python3.11' >&2; exit 1; }
-	@$(PY) -c '' 2>/dev/null || $(PYTHON) -m venv --clear .venv || \
+	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv || \
 		{ echo 'Python cannot make virtual environments: install its venv module (Debian: python3-venv)' >&2; exit 1; }
 	$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements/dev.txt
 	@# setuptools warns of each editable install at length

@@ -5,16 +5,21 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+import signal
 import sys
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from perdure.connectors.local_kafka import BOOTSTRAP_VARIABLE, LocalKafka
 
 _NAME_CHARS_MAX = 40
+# The standard library keeps this one until the interpreter ends.
+_HELPER = "multiprocessing.resource_tracker"
 _PAID = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
+_KEPT = (BOOTSTRAP_VARIABLE, "PERDURE_KAFKA_JARS")
 
 
 def _refuse_the_outside(event: str, arguments: tuple[object, ...]) -> None:
@@ -34,10 +39,37 @@ def _refuse_the_outside(event: str, arguments: tuple[object, ...]) -> None:
 
 
 def pytest_configure() -> None:
-    """Before anything is imported or started: child processes inherit an environment without keys."""
-    for name in _PAID:
-        os.environ.pop(name, None)
+    """Before anything is started: child processes inherit no keys, and no settings of somebody's shell."""
+    for name in list(os.environ):
+        if name in _PAID or (name.startswith("PERDURE_") and name not in _KEPT):
+            del os.environ[name]
     sys.addaudithook(_refuse_the_outside)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A process that a test started and did not end fails the session; it is named and ended by its pid."""
+    left = _living_children()
+    for pid, command in left.items():
+        print(f"\na test left process {pid} behind: {command}", file=sys.stderr)  # noqa: T201
+        os.kill(pid, signal.SIGKILL)
+    if left:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _living_children() -> dict[int, str]:
+    """Command lines of this process's children by pid, without those that have ended (empty command line)."""
+    pids = [
+        pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()
+    ]
+    commands = {int(pid): _command_line(pid) for pid in pids}
+    return {pid: command for pid, command in commands.items() if command and _HELPER not in command}
+
+
+def _command_line(pid: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()
+    except OSError:  # it has just ended
+        return ""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
