@@ -103,7 +103,7 @@ def _guarded(tree: ast.Module) -> set[ast.AST]:
 
 
 def _third_party(layers: tuple[str, ...], *, guarded: bool) -> set[str]:
-    """Distributions that the modules of these layers import, normalised; guarded imports only if asked for."""
+    """Distributions that the modules of these layers import; guarded imports only if asked for."""
     providers = importlib.metadata.packages_distributions()
     names: set[str] = set()
     for path in (path for layer in layers for path in (ROOT / layer).rglob("*.py")):
