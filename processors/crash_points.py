@@ -1,8 +1,8 @@
-"""Named points at which a process kills itself with SIGKILL, so that anybody can try a crash in the worst place.
+"""Named points at which a process kills itself with SIGKILL: anybody can try a crash in the worst place.
 
 ``PERDURE_CRASH=<name>`` arms one point; reaching it is a real ``kill -9``: no handler, no flush, no farewell.
-``PERDURE_CRASH_MARKER=<file>``: created just before the kill; once it exists the point stays quiet, so that the
-process can be started again with the same environment.
+``PERDURE_CRASH_MARKER=<file>``: created just before the kill; once it exists the point stays quiet, so that
+the process can be started again with the same environment.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ def crash_point(name: CrashPoint) -> None:
     marker = os.environ.get(CRASH_MARKER_ENV)
     if marker is not None and not _claim(Path(marker), name):
         return
-    _log.warning("crash point %s reached, killing this process", name, extra={"action": "crash_point_reached"})
+    _log.warning(
+        "crash point %s reached, killing this process", name, extra={"action": "crash_point_reached"}
+    )
     os.kill(os.getpid(), signal.SIGKILL)
 
 

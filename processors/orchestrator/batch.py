@@ -1,0 +1,402 @@
+"""A batch: inputs and due timers become events, records for other topics and changed rows. Nothing is
+written here.
+
+For each input: read the run through an overlay, ``decide``, fold the events into the overlay, project. An
+input that fails, fails alone: its overlay is dropped and it is set aside.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, assert_never
+
+from msgspec.structs import replace
+
+from perdure.processors import status
+from perdure.processors.clock import Entropy
+from perdure.processors.dead_letter import dead_letter, dead_letter_key
+from perdure.processors.definitions import Definitions
+from perdure.processors.headers import request_headers
+from perdure.processors.machine.decide import decide
+from perdure.processors.machine.inputs import (
+    ENTROPY_BYTES,
+    CommandInput,
+    Context,
+    Input,
+    RefuseInput,
+    SendTranscript,
+    StartInput,
+    TimerInput,
+)
+from perdure.processors.machine.project import Projected, project, status_of
+from perdure.processors.machine.state import Run
+from perdure.processors.machine.transcript import whole_requests
+from perdure.processors.orchestrator.intake import Forward, Given, SetAside, Skip, take
+from perdure.processors.orchestrator.owned import Owned, anchor_digest
+from perdure.processors.orchestrator.settings import OrchestratorSettings
+from perdure.processors.store_fold import Folded, fold_event, timer_key
+from perdure.processors.store_overlay import Overlay
+from perdure.processors.store_rows import (
+    AGE,
+    QUARANTINE,
+    QUEUE,
+    STATUS_TIMER,
+    TIMER,
+    Anchor,
+    named_key,
+    pack,
+    pack_u64,
+    timed_key,
+)
+from perdure.schemas.codec import encode
+from perdure.schemas.commands import Submit
+from perdure.schemas.definition import AgentDefinition
+from perdure.schemas.errors import Restore, Retry
+from perdure.schemas.outputs import DeadLetter
+from perdure.schemas.requests import ModelRequest, ToolRequest
+from perdure.schemas.values import LogPosition, Struct
+from perdure.topics.errors import RecordTooLarge
+from perdure.topics.log import Headers, Outgoing, Record, TopicPartition
+from perdure.topics.table import (
+    DEAD_LETTERS,
+    MODEL_REQUESTS,
+    PRODUCED_BYTES_MAX,
+    RUN_EVENTS,
+    RUN_RESULTS,
+    RUN_STATUS,
+)
+
+DEAD_LETTERS_PARTITION: Final = 0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What a batch needs beside its inputs."""
+
+    settings: OrchestratorSettings
+    definitions: Definitions
+    entropy: Entropy
+
+
+@dataclass(slots=True)
+class Part:
+    """A partition's share of a batch. ``key`` and ``value``: of its newest event, as written."""
+
+    owned: Owned
+    overlay: Overlay
+    now_ms: int
+    key: bytes | None = None
+    value: bytes = b""
+    announced: bool = False
+
+    def anchor(self, offset: int) -> Anchor | None:
+        return None if self.key is None else Anchor(offset, self.key, anchor_digest(self.value))
+
+
+class Batch:
+    """One transaction's worth of work. ``outgoing``: (record, whether it is an event).
+
+    ``is_careful``: an input brings nothing with it (no start of a waiting run), so that a failure is its own.
+    """
+
+    def __init__(self, means: Means, owned: Mapping[int, Owned], *, is_careful: bool = False) -> None:
+        self._means = means
+        self._is_careful = is_careful
+        self._owned = owned
+        self._names = means.settings.namespace
+        self._is_caught_up = False
+        self.parts: dict[int, Part] = {}
+        self.outgoing: list[tuple[Outgoing, bool]] = []
+        self.counts: Counter[str] = Counter()
+        self.timers: list[tuple[int, str]] = []  # (partition, run id) of the timers and starts that were fed
+
+    # ---- what goes in
+
+    def add_record(self, record: Record) -> None:
+        part = self.part(record.partition)
+        self._mark_age(part, record)
+        taken = take(record, self._means.settings)
+        match taken:
+            case Skip():
+                self.counts[taken.why] += 1
+            case SetAside():
+                self.set_aside(record, taken.code, taken.reason)
+            case Forward():
+                self.counts["forwarded"] += 1
+                self.outgoing.append((taken.out, False))
+            case Given():
+                self._given(part, record, taken)
+            case _:
+                assert_never(taken)
+
+    def add_timers(self, limit: int) -> None:
+        """Everything that is due without an input, in every partition that is ready."""
+        for owned in self._owned.values():
+            if not owned.is_ready:
+                continue
+            if owned.partition in self.parts or owned.is_due(owned.now_ms()):
+                part = self.part(owned.partition)
+                self._announce(part)
+                self._run_timers(part, limit - len(self.timers))
+                self._status_timers(part)
+                self._start_waiting(part)
+
+    def set_aside(self, record: Record, code: str, reason: str) -> None:
+        """Dead-letter ``record``."""
+        self.part(record.partition)
+        letter = dead_letter(record, code, reason, self.parts[record.partition].now_ms)
+        _log.warning(
+            "%s/%d/%d set aside: %s: %s",
+            record.topic,
+            record.partition,
+            record.offset,
+            code,
+            letter.reason,
+            extra={"action": "input_set_aside", "code": code, "source": str(letter.source)},
+        )
+        self._dead_letter(letter)
+
+    def part(self, partition: int) -> Part:
+        """The share of a partition; that there is one makes the transaction send its offsets."""
+        part = self.parts.get(partition)
+        if part is None:
+            owned = self._owned[partition]
+            assert owned.is_ready
+            part = Part(owned, Overlay(owned.store), owned.now_ms())
+            self.parts[partition] = part
+        return part
+
+    # ---- inputs
+
+    def _given(self, part: Part, record: Record, given: Given) -> None:
+        if given.run_id in part.owned.quarantined:
+            self.set_aside(record, "run_quarantined", f"the history of run {given.run_id} is damaged")
+            return
+        if part.overlay.was_answered(given.run_id, given.cause, is_command=given.is_command):
+            self.counts["duplicate"] += 1
+            return
+        try:
+            refused = self._feed(part, given.run_id, given.input)
+        except (Retry, Restore):
+            raise
+        except Exception as error:  # noqa: BLE001 - one bad input must not stop the others of its partition
+            _log.exception(
+                "an input of run %s failed",
+                given.run_id,
+                extra={"action": "input_failed", "run_id": given.run_id},
+            )
+            self.set_aside(record, "input_failed", f"{type(error).__name__}: {error}")
+            return
+        if refused is not None:
+            self.set_aside(record, refused.code, refused.reason)
+        self._start_waiting(part)
+
+    def _feed(self, part: Part, run_id: str, given: Input) -> RefuseInput | None:
+        """decide, fold, project. All of it, or (raising) none."""
+        overlay = part.overlay.nested()
+        run = overlay.run(run_id)
+        decided = decide(run, given, self._context(part, run, given))
+        records: list[tuple[Outgoing, bool]] = []
+        refused: RefuseInput | None = None
+        for event in decided.events:
+            folded = fold_event(overlay, event)
+            records.extend(self._records(part, folded))
+        for output in decided.outputs:
+            match output:
+                case SendTranscript():
+                    after = overlay.run(run_id)
+                    assert after is not None
+                    for request in whole_requests(after, overlay.messages(after)):
+                        projected = Projected(MODEL_REQUESTS, run_id, request)
+                        records.append((self._projection(part, projected), False))
+                case RefuseInput():
+                    refused = output
+                case _:
+                    assert_never(output)
+        for out, _ in records:
+            size = len(out.key or b"") + len(out.value or b"")
+            if size > PRODUCED_BYTES_MAX:
+                raise RecordTooLarge(f"{out.topic}: {size} of at most {PRODUCED_BYTES_MAX} bytes.")
+        part.overlay.absorb(overlay)
+        self.outgoing.extend(records)
+        for out, is_event in records:
+            if is_event:
+                part.key, part.value = out.key, out.value or b""
+        self.counts["events"] += len(decided.events)
+        return refused
+
+    def _context(self, part: Part, run: Run | None, given: Input) -> Context:
+        digest, definition = self._definition(run, given)
+        return Context(
+            now_ms=part.now_ms,
+            entropy=self._means.entropy.take(ENTROPY_BYTES),
+            definition=definition,
+            definition_digest=digest,
+            may_start=self._has_slot(part),
+            settings=self._means.settings.machine,
+            token_key=self._means.settings.token_key,
+        )
+
+    def _definition(self, run: Run | None, given: Input) -> tuple[str | None, AgentDefinition | None]:
+        """(content hash, definition); a miss is believed only after reading the topic to its end of now."""
+        found = self._look_up(run, given)
+        if found is None and not self._is_caught_up and (run is not None or _is_submit(given)):
+            self._means.definitions.catch_up(self._means.settings.definitions_timeout_ms / 1_000)
+            self._is_caught_up = True
+            found = self._look_up(run, given)
+        return found if found is not None else (None, None)
+
+    def _look_up(self, run: Run | None, given: Input) -> tuple[str, AgentDefinition] | None:
+        definitions = self._means.definitions
+        if run is not None and run.definition is not None:
+            definition = definitions.by_digest(run.definition)
+            return None if definition is None else (run.definition, definition)
+        if run is not None:
+            return definitions.newest(run.agent, run.version)
+        if isinstance(given, CommandInput) and isinstance(given.command.body, Submit):
+            return definitions.newest(given.command.body.agent, given.command.body.version)
+        return None
+
+    # ---- slots
+
+    def _has_slot(self, part: Part) -> bool:
+        return part.owned.held + part.overlay.held_change < self._means.settings.running_runs_max
+
+    def _start_waiting(self, part: Part) -> None:
+        """Give free slots to the runs that wait for one, oldest first."""
+        while not self._is_careful and self._has_slot(part):
+            waiting = part.overlay.due(QUEUE, part.now_ms, 1 + len(part.owned.penalties))
+            run_id = next(
+                (run_id for _, run_id in waiting if not part.owned.rests(run_id, part.now_ms)), None
+            )
+            if run_id is None:
+                return
+            self._timer(part, run_id, StartInput(run_id))
+            if any(each == run_id for _, each in part.overlay.due(QUEUE, part.now_ms, len(waiting))):
+                part.owned.penalise(run_id, part.now_ms)
+
+    # ---- timers
+
+    def _run_timers(self, part: Part, limit: int) -> None:
+        if limit <= 0:
+            return
+        for due_ms, run_id in part.overlay.due(TIMER, part.now_ms, limit + len(part.owned.penalties)):
+            if part.owned.rests(run_id, part.now_ms):
+                continue
+            self._timer(part, run_id, TimerInput(run_id))
+            key = timed_key(TIMER, due_ms, run_id)
+            if part.overlay.get(key) is None:
+                continue
+            run = part.overlay.run(run_id)
+            right = None if run is None else timer_key(run)
+            if right == key:
+                part.owned.penalise(run_id, part.now_ms)
+                continue
+            part.overlay.delete(key)  # derived by an older version, or of a run that is gone
+            if right is not None:
+                part.overlay.put(right, b"")
+
+    def _timer(self, part: Part, run_id: str, given: TimerInput | StartInput) -> None:
+        self.timers.append((part.owned.partition, run_id))
+        try:
+            self._feed(part, run_id, given)
+        except (Retry, Restore):
+            raise
+        except Exception:  # noqa: BLE001 - one bad run must not stop the others of its partition
+            _log.exception(
+                "a timer of run %s failed", run_id, extra={"action": "timer_failed", "run_id": run_id}
+            )
+            part.owned.penalise(run_id, part.now_ms)
+
+    def _status_timers(self, part: Part) -> None:
+        """What was held back of run-status and is due."""
+        limit = self._means.settings.batch_timers_max
+        for due_ms, run_id in part.overlay.due(STATUS_TIMER, part.now_ms, limit):
+            run = part.overlay.run(run_id)
+            if run is None:
+                part.overlay.delete(timed_key(STATUS_TIMER, due_ms, run_id))
+                continue
+            status.note_published(part.overlay, run, part.now_ms)
+            self.outgoing.append((self._status(part, run), False))
+
+    def _announce(self, part: Part) -> None:
+        """Tell operators of runs whose history was found damaged: a dead letter, and the run's status."""
+        for run_id, row in part.owned.quarantined.items():
+            if row.is_announced:
+                continue
+            source = LogPosition(self._names.topic(RUN_EVENTS), part.owned.partition, row.offset)
+            self._dead_letter(
+                DeadLetter(source, "history_damaged", row.reason, run_id.encode(), b"", b"", 0, part.now_ms)
+            )
+            run = part.overlay.run(run_id)
+            if run is not None:
+                told = replace(status_of(run), code="quarantined", waiting_for=row.reason)
+                self.outgoing.append((self._out(part, RUN_STATUS, run_id, told), False))
+            part.overlay.put(named_key(QUARANTINE, run_id), pack(replace(row, is_announced=True)))
+            part.announced = True
+
+    # ---- records
+
+    def _records(self, part: Part, folded: Folded) -> list[tuple[Outgoing, bool]]:
+        event = folded.event
+        records = [(self._out(part, RUN_EVENTS, f"{event.run_id}/{event.seq}", event), True)]
+        projections = project(folded.before, event, folded.after)
+        records.extend((self._projection(part, projected), False) for projected in projections)
+        if folded.publish:
+            records.append((self._status(part, folded.after), False))
+        return records
+
+    def _projection(self, part: Part, projected: Projected) -> Outgoing:
+        record = projected.record
+        headers = request_headers(record) if isinstance(record, (ModelRequest, ToolRequest)) else ()
+        return self._out(part, projected.topic, projected.key, record, headers)
+
+    def _status(self, part: Part, run: Run) -> Outgoing:
+        return self._out(part, RUN_STATUS, run.run_id, status_of(run))
+
+    def _out(
+        self, part: Part, topic: str, key: str, record: Struct | None, headers: Headers = ()
+    ) -> Outgoing:
+        value = None if record is None else encode(record)
+        return Outgoing(self._names.topic(topic), part.owned.partition, key.encode(), value, headers)
+
+    def _dead_letter(self, letter: DeadLetter) -> None:
+        self.counts["dead_letter"] += 1
+        topic = self._names.topic(DEAD_LETTERS)
+        self.outgoing.append(
+            (Outgoing(topic, DEAD_LETTERS_PARTITION, dead_letter_key(letter), encode(letter)), False)
+        )
+
+    def _mark_age(self, part: Part, record: Record) -> None:
+        """Remember where run-results stood at a time, so that it can be deleted by age later."""
+        settings = self._means.settings
+        if self._names.name(record.topic) != RUN_RESULTS:
+            return
+        if record.timestamp_ms < part.owned.age_mark_ms + settings.age_mark_interval_ms:
+            return
+        part.owned.age_mark_ms = record.timestamp_ms
+        part.overlay.put(timed_key(AGE, record.timestamp_ms), pack_u64(record.offset))
+
+    # ---- what comes out
+
+    def write(self, tracked: Mapping[TopicPartition, int]) -> None:
+        """Bring the stores to where the log is. Only after the transaction has committed."""
+        topic = self._names.topic(RUN_EVENTS)
+        for partition, part in self.parts.items():
+            if part.key is not None:
+                newest = tracked[TopicPartition(topic, partition)]
+                part.owned.write(part.overlay, offset=newest + 1, anchor=part.anchor(newest))
+            elif not part.overlay.is_empty:
+                part.owned.write(part.overlay)
+            if part.announced:
+                part.owned.quarantined = Overlay(part.owned.store).quarantined()
+            part.owned.find_next_due()
+
+
+def _is_submit(given: Input) -> bool:
+    return isinstance(given, CommandInput) and isinstance(given.command.body, Submit)

@@ -1,0 +1,125 @@
+"""How an event changes the rows: the one fold that the live path, recovery and verification share."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+from perdure.processors import status
+from perdure.processors.machine.apply import appended, apply
+from perdure.processors.machine.schedule import holds_slot, next_due_ms, wants_slot
+from perdure.processors.machine.state import Run
+from perdure.processors.store_overlay import Overlay
+from perdure.processors.store_rows import (
+    HOLDER,
+    QUARANTINE,
+    QUEUE,
+    TIMER,
+    U64_MAX,
+    QuarantineRow,
+    ResultRow,
+    message_key,
+    named_key,
+    pack,
+    result_key,
+    timed_key,
+)
+from perdure.schemas.events import Event, ToolCompleted
+from perdure.schemas.values import RunState, Struct
+
+SOMETIME_MS: Final = (1 << 63) - 1
+
+
+class Folded(Struct, frozen=True):
+    """One event's change of a run. ``publish``: its status is to be published with it."""
+
+    before: Run | None
+    event: Event
+    after: Run
+    publish: bool
+
+
+def fold_event(overlay: Overlay, event: Event) -> Folded:
+    """Apply ``event`` and derive every row from it.
+
+    Raises ``IllegalEvent`` or ``IllegalMove`` where it does not follow, and leaves the overlay as it was.
+    """
+    run_id = event.run_id
+    before = overlay.run(run_id)
+    after = apply(before, event)
+    messages = appended(before, event)
+    first = before.message_count if before is not None else 0
+    assert after.message_count == first + len(messages), "every message has a row"
+    for index, message in enumerate(messages, first):
+        overlay.put(message_key(run_id, index), message)
+    if event.cause is not None:
+        overlay.put_cause(run_id, event.cause, event.seq, is_command=event.answers_command)
+    if isinstance(event.body, ToolCompleted):
+        _put_result(overlay, run_id, event.body)
+    if after.state is RunState.COMPLETED:
+        # Nothing can ask for its transcript again; failed, cancelled and timed out runs may resume.
+        for index in range(after.message_count if before is None or before.state is not after.state else 0):
+            overlay.delete(message_key(run_id, index))
+    overlay.put_run(after)
+    overlay.last_event_ms = max(overlay.last_event_ms, event.at_ms)
+    _index(overlay, before, after)
+    return Folded(before, event, after, status.note_change(overlay, before, after))
+
+
+def forget_run(overlay: Overlay, run_id: str) -> None:
+    """Take every row of a purged run away."""
+    run = overlay.run(run_id)
+    _index(overlay, run, None)
+    status.forget(overlay, run_id)
+    overlay.forget_run(run_id)
+
+
+def quarantine_run(overlay: Overlay, run_id: str, row: QuarantineRow) -> None:
+    """Stop a run whose history is damaged: no timer, no slot, no queue; its last good state stays to be
+    seen.
+    """
+    _index(overlay, overlay.run(run_id), None)
+    status.forget(overlay, run_id)
+    overlay.put(named_key(QUARANTINE, run_id), pack(row))
+
+
+def timer_key(run: Run) -> bytes | None:
+    due_ms = next_due_ms(run)
+    return None if due_ms is None else timed_key(TIMER, max(0, due_ms), run.run_id)
+
+
+def queue_key(run: Run) -> bytes | None:
+    """Set for a run that waits for a slot, now or once its ``not_before_ms`` has passed: the oldest run
+    first.
+    """
+    if not wants_slot(run, SOMETIME_MS):
+        return None
+    return timed_key(QUEUE, max(0, run.created_ms, run.not_before_ms or 0), run.run_id)
+
+
+def _put_result(overlay: Overlay, run_id: str, body: ToolCompleted) -> None:
+    digest = hashlib.sha256(body.content).digest()
+    row = ResultRow(body.attempt, body.is_error, body.source, digest)
+    overlay.put(result_key(run_id, body.turn, body.call_id), pack(row))
+
+
+def _index(overlay: Overlay, before: Run | None, after: Run | None) -> None:
+    for key_of in (timer_key, queue_key):
+        old = key_of(before) if before is not None else None
+        new = key_of(after) if after is not None else None
+        if old != new:
+            if old is not None:
+                overlay.delete(old)
+            if new is not None:
+                overlay.put(new, b"")
+    held, holds = before is not None and holds_slot(before), after is not None and holds_slot(after)
+    run = after if after is not None else before
+    if run is not None and held != holds:
+        overlay.held_change += int(holds) - int(held)
+        if holds:
+            overlay.put(named_key(HOLDER, run.run_id), b"")
+        else:
+            overlay.delete(named_key(HOLDER, run.run_id))
+
+
+assert SOMETIME_MS < U64_MAX
