@@ -28,6 +28,9 @@ JSON_BYTES_MAX: Final = RECORD_BYTES_MAX
 RUN_ID_CHARS_MAX: Final = 128
 """Longest run id a client may choose, characters."""
 
+RUN_ID_SUFFIX_CHARS_MAX: Final = 64
+"""Longest suffix by which a child or fork is told from its parent, characters."""
+
 CALL_ID_CHARS_MAX: Final = 256
 """Longest tool call id, characters."""
 
@@ -36,6 +39,9 @@ AGENT_CHARS_MAX: Final = 128
 
 TOOL_NAME_CHARS_MAX: Final = 128
 """Longest tool name, characters: the provider's bound."""
+
+TIMEOUT_MS_MAX: Final = 7 * 24 * 3_600_000
+"""Longest that one call of a tool or of the model may take, or settle, ms."""
 
 KEY_BYTES_MAX: Final = 1024
 """Longest record key that is parsed."""

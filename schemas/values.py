@@ -8,8 +8,12 @@ from typing import Final
 
 import msgspec
 
-RUN_ID_CHARS_MAX: Final = 128
-RUN_ID_PATTERN: Final = re.compile(r"[A-Za-z0-9._:\-]{1,128}(~[A-Za-z0-9._:\-]{1,64})*", re.ASCII)
+from perdure.schemas.limits import RUN_ID_CHARS_MAX, RUN_ID_SUFFIX_CHARS_MAX
+
+_CHARS: Final = r"[A-Za-z0-9._:\-]"
+RUN_ID_PATTERN: Final = re.compile(
+    rf"{_CHARS}{{1,{RUN_ID_CHARS_MAX}}}(~{_CHARS}{{1,{RUN_ID_SUFFIX_CHARS_MAX}}})*", re.ASCII
+)
 """A run id; ``~`` joins the ids of children and forks to their root and is never chosen by a client."""
 
 
