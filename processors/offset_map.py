@@ -4,8 +4,8 @@ Words: the *base* is the committed offset, the first request not done. Each offs
 bits: untouched, started (claimed, not done) or done. Offsets that hold transaction markers or aborted records
 stay untouched. Below the *doubt bound* an untouched offset is as suspect as a started one: an earlier owner
 found no usable map, and has not told all of them yet. The text is
-``p1:<topic id>:<doubt bound>:<base85 of the bits>``, four offsets a byte, lowest bits first; the doubt bound is
-left empty where it does not lie above the base.
+``p1:<topic id>:<doubt bound>:<base85 of the bits>``, four offsets a byte, lowest bits first; the doubt bound
+is left empty where it does not lie above the base.
 
 A broker takes at most 4,095 characters of commit metadata (``offset.metadata.max.bytes`` is 4,096), which
 bounds how far beyond the base an executor may read: ``WINDOW_OFFSETS``.
@@ -33,7 +33,9 @@ _DONE: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class OffsetMap:
-    """Offsets from the base on that are started and not done, or done; all below ``doubt_below`` are suspect."""
+    """Offsets from the base on that are started and not done, or done; all below ``doubt_below`` are
+    suspect.
+    """
 
     started: frozenset[int] = frozenset()
     done: frozenset[int] = frozenset()
