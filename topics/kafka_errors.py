@@ -99,15 +99,38 @@ PASSING: Final = INDEFINITE | frozenset(
 )
 
 
-def error_of(raised: KafkaException) -> KafkaError:
-    """The client's own error inside its exception."""
-    error = raised.args[0]
-    assert isinstance(error, KafkaError)
-    return error
+# Any call that serves callbacks raises a fatal error of the client, also one that is not its own. A delivery
+# report that runs between the error and the call's return makes Python raise a SystemError instead.
+RAISED: Final = (KafkaException, SystemError)
+
+
+def error_of(raised: KafkaException | SystemError) -> KafkaError:
+    """The client's own error inside what a call raised; what is not of its making is raised again."""
+    cause: BaseException | None = raised
+    while cause is not None and not isinstance(cause, KafkaException):
+        cause = cause.__cause__
+    if cause is None or not isinstance(cause.args[0], KafkaError):
+        raise raised
+    return cause.args[0]
 
 
 def is_fatal(error: KafkaError) -> bool:
     return error.fatal() or error.code() == KafkaError._FATAL
+
+
+def is_fenced(error: KafkaError) -> bool:
+    return _is_one_of(error, FENCED)
+
+
+def is_unsupported(error: KafkaError) -> bool:
+    return _is_one_of(error, UNSUPPORTED)
+
+
+def _is_one_of(error: KafkaError, codes: frozenset[int]) -> bool:
+    """A consumer may report a fatal error as a message, which names its cause in the client's words only."""
+    return error.code() in codes or (
+        is_fatal(error) and any(KafkaError(c).str() in error.str() for c in codes)
+    )
 
 
 def told(error: KafkaError) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Final
 
 import confluent_kafka as ck
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError
 
 from perdure.schemas.errors import PerdureError
 from perdure.topics import kafka_errors
@@ -58,24 +59,33 @@ class KafkaProducer:
                     on_delivery=report,
                 )
             except BufferError:
-                client.poll(QUEUE_WAIT_S)
-            except KafkaException as raised:
+                self.poll(QUEUE_WAIT_S)
+            except kafka_errors.RAISED as raised:
                 raise _failure(kafka_errors.error_of(raised)) from raised
             else:
                 return
         raise Unavailable("The send queue stayed full.")
 
     def poll(self, timeout_s: float) -> None:
-        self._open().poll(timeout_s)
+        """See the port. Raises ClientFatal."""
+        try:
+            self._open().poll(timeout_s)
+        except kafka_errors.RAISED as raised:
+            raise _failure(kafka_errors.error_of(raised)) from raised
 
     def flush(self, timeout_s: float) -> int:
-        return self._open().flush(timeout_s)
+        """See the port. Raises ClientFatal."""
+        try:
+            return self._open().flush(timeout_s)
+        except kafka_errors.RAISED as raised:
+            raise _failure(kafka_errors.error_of(raised)) from raised
 
     def close(self) -> None:
         """Free the client at once. Records not yet answered for are reported as :class:`OutcomeUnknown`."""
         if self._client is not None:
-            self._client.purge(blocking=False)
-            self._client.poll(0)
+            with suppress(*kafka_errors.RAISED):
+                self._client.purge(blocking=False)
+                self._client.poll(0)
             # The client's own close() would wait without end; giving up the last reference frees it at once.
             self._client = None
 

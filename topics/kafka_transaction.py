@@ -9,6 +9,7 @@ record that was not accepted shows there, before any EndTxn, and is definite; an
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from enum import Enum
 from typing import Final
 
@@ -50,7 +51,7 @@ class KafkaTransaction:
         client = self._in(_State.NEW)
         try:
             client.init_transactions(timeout_s)
-        except KafkaException as raised:
+        except kafka_errors.RAISED as raised:
             raise self._failed(raised, definite=False) from raised
         self._state = _State.READY
 
@@ -59,7 +60,7 @@ class KafkaTransaction:
         self._tracked, self._undelivered = {}, None
         try:
             client.begin_transaction()
-        except KafkaException as raised:
+        except kafka_errors.RAISED as raised:
             raise self._failed(raised, definite=False) from raised
         self._state = _State.OPEN
 
@@ -77,8 +78,8 @@ class KafkaTransaction:
                     on_delivery=report,
                 )
             except BufferError:
-                client.poll(QUEUE_WAIT_S)
-            except KafkaException as raised:
+                self._serve(client)
+            except kafka_errors.RAISED as raised:
                 error = kafka_errors.error_of(raised)
                 if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
                     raise RecordTooLarge(f"For {out.topic}/{out.partition}.") from raised
@@ -97,20 +98,24 @@ class KafkaTransaction:
         native = [ck.TopicPartition(each.at.topic, each.at.partition, each.offset) for each in offsets]
         try:
             client.send_offsets_to_transaction(native, write_metadata(group), timeout_s)
-        except KafkaException as raised:
+        except kafka_errors.RAISED as raised:
             raise self._failed(raised, definite=True) from raised
 
     def commit(self, timeout_s: float) -> Mapping[TopicPartition, int]:
         """See the port. Waits up to ``timeout_s`` for the records and again for the commit."""
         client = self._in(_State.OPEN)
-        if (left := client.flush(timeout_s)) > 0:
-            self._state = _State.BROKEN
-            raise OutcomeUnknown(f"{left} records of {self._id} were not answered for.")
+        try:
+            left = client.flush(timeout_s)
+        except kafka_errors.RAISED as raised:
+            raise self._failed(raised, definite=True) from raised
         if self._undelivered is not None:
             raise self._not_delivered(self._undelivered)
+        if left > 0:
+            self._state = _State.BROKEN
+            raise OutcomeUnknown(f"{left} records of {self._id} were not answered for.")
         try:
             client.commit_transaction(timeout_s)
-        except KafkaException as raised:
+        except kafka_errors.RAISED as raised:
             raise self._failed(raised, definite=False) from raised
         self._state = _State.READY
         return self._tracked
@@ -119,7 +124,7 @@ class KafkaTransaction:
         client = self._in(_State.OPEN)
         try:
             client.abort_transaction(timeout_s)
-        except KafkaException as raised:
+        except kafka_errors.RAISED as raised:
             raise self._failed(raised, definite=False) from raised
         self._state = _State.READY
 
@@ -129,7 +134,8 @@ class KafkaTransaction:
         if self._client is not None:
             # The client's own close() aborts the transaction and waits for that without end. Giving up the
             # last reference frees it at once and says nothing to the coordinator.
-            self._client.purge(blocking=False)
+            with suppress(*kafka_errors.RAISED):
+                self._client.purge(blocking=False)
             self._client = None
 
     # ---- inside
@@ -139,7 +145,13 @@ class KafkaTransaction:
             raise LogMisuse(f"The producer {self._id} is {self._state.value}, not {state.value}.")
         return self._client
 
-    def _failed(self, raised: KafkaException, *, definite: bool) -> PerdureError:
+    def _serve(self, client: ck.Producer) -> None:
+        try:
+            client.poll(QUEUE_WAIT_S)
+        except kafka_errors.RAISED as raised:
+            raise self._failed(raised, definite=True) from raised
+
+    def _failed(self, raised: KafkaException | SystemError, *, definite: bool) -> PerdureError:
         failure = kafka_errors.of_transaction(kafka_errors.error_of(raised), definite=definite)
         if not isinstance(failure, TransactionAbortable):
             self._state = _State.BROKEN

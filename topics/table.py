@@ -27,8 +27,8 @@ INBOX_BYTES_MAX: Final = 1 << 20
 # What a topic takes in one batch of records. Larger than the own limit, so that an oversized record can be
 # told.
 TOPIC_BYTES_MAX: Final = 4 << 20
-# Key and value of one record as a client accepts them: the batch's frame and the headers must still fit.
-PRODUCED_BYTES_MAX: Final = TOPIC_BYTES_MAX - (64 << 10)
+# One record, key, headers and frame included, as a client accepts it; the frame of its batch must still fit.
+PRODUCED_BYTES_MAX: Final = TOPIC_BYTES_MAX - 128
 
 # A command that a later one of the same run replaces must not vanish before it was read, outages included.
 COMMANDS_COMPACTION_LAG_MS: Final = 30 * DAY_MS
