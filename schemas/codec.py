@@ -18,7 +18,15 @@ from typing import Any, Final, TypeVar, cast
 
 from perdure.schemas.errors import Reject
 from perdure.schemas.limits import RECORD_BYTES_MAX
-from perdure.schemas.registry import BY_TYPE, current_schema, released_schemas
+from perdure.schemas.registry import (
+    BY_TYPE,
+    RECORD_KINDS,
+    RecordKind,
+    Released,
+    current_schema,
+    fingerprint_of,
+    released_schemas,
+)
 from perdure.schemas.shape import AvroSchema, shape_of
 from perdure.schemas.values import Struct
 from perdure.schemas.wire import BadValue, Misread, Unencodable
@@ -37,7 +45,7 @@ __all__ = [
     "codec_of",
     "decode",
     "encode",
-    "fingerprint_of",
+    "identify",
 ]
 
 MARKER: Final = b"\xc3\x01"
@@ -169,13 +177,6 @@ def _transcode(source: BytesIO, writer: AvroSchema, target: BytesIO, reader: Avr
     untyped.schemaless_writer(target, reader, value)
 
 
-def fingerprint_of(schema: AvroSchema) -> bytes:
-    """CRC-64-AVRO of the parsing canonical form: 8 bytes, little-endian, as they stand in the encoding."""
-    from fastavro.schema import fingerprint, to_parsing_canonical_form
-
-    return bytes.fromhex(fingerprint(to_parsing_canonical_form(cast("Any", schema)), "CRC-64-AVRO"))
-
-
 @cache
 def codec_of(kind: type[Struct]) -> Codec:
     """The codec of a type of record, put together on first use."""
@@ -197,3 +198,15 @@ def encode(record: Struct) -> bytes:
 def decode(kind: type[Record], data: bytes | None) -> Record:
     """The record of type ``kind`` that ``data`` encodes. Raises :class:`Undecodable`, and nothing else."""
     return cast("Record", codec_of(kind).decode(data))
+
+
+def identify(data: bytes) -> tuple[RecordKind, Released] | None:
+    """Which record, in which of its versions, these bytes claim to be, for diagnosis; None: none."""
+    if not data.startswith(MARKER):
+        return None
+    fingerprint = data[len(MARKER) : HEADER_BYTES]
+    for kind in RECORD_KINDS:
+        for released in released_schemas(kind):
+            if released.fingerprint == fingerprint:
+                return kind, released
+    return None

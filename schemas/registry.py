@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from perdure.schemas.commands import Command
 from perdure.schemas.events import Event
 from perdure.schemas.outputs import Approval, DeadLetter, DefinitionRecord, Delta, Outcome, RunSignal, Status
 from perdure.schemas.requests import ModelRequest, ToolRequest
 from perdure.schemas.results import Result
+from perdure.schemas.shape import AvroSchema
 from perdure.schemas.values import Struct
 
 AVRO_NAMESPACE: Final = "dev.perdure"
@@ -26,7 +27,7 @@ AVRO_NAMESPACE: Final = "dev.perdure"
 
 @dataclass(frozen=True, slots=True)
 class RecordKind:
-    """One kind of record. ``topic``: base name, without the namespace prefix."""
+    """One kind of record. ``topic``: base name, without namespace prefix. ``key``: layout of its keys."""
 
     type: type[Struct]
     topic: str
@@ -62,9 +63,10 @@ BY_TOPIC: Final[Mapping[str, RecordKind]] = {kind.topic: kind for kind in RECORD
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """One released schema of a record. ``version`` counts from 1 for each record."""
+    """One released schema of a record. ``version`` counts from 1; ``fingerprint`` is 8 bytes."""
 
     version: int
+    fingerprint: bytes
     schema: Mapping[str, Any]
 
 
@@ -86,6 +88,17 @@ def current_schema(kind: RecordKind) -> Mapping[str, Any]:
 @cache
 def released_schemas(kind: RecordKind) -> tuple[Released, ...]:
     """Every schema that records of this kind were ever written with, oldest first."""
-    found = (_folder() / "released" / kind.name).iterdir()
-    versions = [Released(int(file.name[1:-5]), _parse(file)) for file in found if file.name.endswith(".avsc")]
-    return tuple(sorted(versions, key=lambda one: one.version))
+    versions: list[Released] = []
+    for file in (_folder() / "released" / kind.name).iterdir():
+        if file.name.endswith(".avsc"):
+            schema = _parse(file)
+            version = int(file.name.removeprefix("v").removesuffix(".avsc"))
+            versions.append(Released(version, fingerprint_of(schema), schema))
+    return tuple(sorted(versions, key=lambda released: released.version))
+
+
+def fingerprint_of(schema: AvroSchema) -> bytes:
+    """CRC-64-AVRO of the parsing canonical form: 8 bytes, little-endian, as they stand in the encoding."""
+    from fastavro.schema import fingerprint, to_parsing_canonical_form
+
+    return bytes.fromhex(fingerprint(to_parsing_canonical_form(cast("Any", schema)), "CRC-64-AVRO"))

@@ -1,7 +1,7 @@
 """How a struct is laid out in Avro: one writer and one reader per type, put together once.
 
-fastavro goes through dictionaries, which costs more than the encoding itself; a record passes here several
-times in every transaction. So :func:`shape_of` walks a schema and the struct it belongs to side by side and
+fastavro goes through dictionaries, which nearly doubles the cost, and a record passes here several times in
+every transaction. So :func:`shape_of` walks a schema and the struct it belongs to side by side and
 returns the writer and the reader of exactly that pair; where the two disagree it raises :class:`SchemaDrift`,
 so that they can not drift apart unseen. fastavro stays the judge in the tests, and resolves older schemas
 (``schemas.codec``).

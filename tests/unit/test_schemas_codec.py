@@ -16,12 +16,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perdure.schemas import codec
-from perdure.schemas.codec import Codec, Undecodable, Unencodable, codec_of, decode, encode
+from perdure.schemas.codec import Codec, Undecodable, Unencodable, codec_of, decode, encode, identify
 from perdure.schemas.commands import Cancel, Command, Submit
 from perdure.schemas.events import Event, ToolCompleted
 from perdure.schemas.limits import ENTRIES_MAX, RECORD_BYTES_MAX
 from perdure.schemas.outputs import Delta, RunSignal
-from perdure.schemas.registry import BY_TYPE, RECORD_KINDS, RecordKind, current_schema
+from perdure.schemas.registry import BY_TYPE, RECORD_KINDS, RecordKind, current_schema, fingerprint_of
 from perdure.schemas.results import ModelReplied, Result
 from perdure.schemas.values import Effect, Provenance, ResultSource, Struct, Usage
 
@@ -168,7 +168,7 @@ def test_arbitrary_bytes(kind: RecordKind, data: bytes, framed: bool) -> None:
 
 
 def encode_header(kind: RecordKind) -> bytes:
-    return codec.MARKER + codec.fingerprint_of(current_schema(kind))
+    return codec.MARKER + fingerprint_of(current_schema(kind))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -231,14 +231,13 @@ def test_known_bytes() -> None:
     """The encoding of a small record is fixed to the byte."""
     data = encode(RunSignal(3, "stop"))
     assert (
-        data
-        == bytes.fromhex("c301") + codec.fingerprint_of(current_schema(BY_TYPE[RunSignal])) + b"\x06\x08stop"
+        data == bytes.fromhex("c301") + fingerprint_of(current_schema(BY_TYPE[RunSignal])) + b"\x06\x08stop"
     )
 
 
 def test_fingerprint_vector() -> None:
     """The fingerprint is CRC-64-AVRO, little-endian: 0x7275d51a3f395c8f for "int" (Avro's vectors)."""
-    assert codec.fingerprint_of("int") == 0x7275D51A3F395C8F.to_bytes(8, "little")
+    assert fingerprint_of("int") == 0x7275D51A3F395C8F.to_bytes(8, "little")
 
 
 HOSTILE_LENGTHS = [(1 << 31), (1 << 40), (1 << 62), -1, -(1 << 62), -(1 << 63)]
@@ -378,7 +377,7 @@ def _grown() -> Codec:
 
 def _written_by_old(record: Old) -> bytes:
     data = Codec(Old, _old_schema("Old")).encode(record)
-    return codec.MARKER + codec.fingerprint_of(_old_schema("Grown")) + data[codec.HEADER_BYTES :]
+    return codec.MARKER + fingerprint_of(_old_schema("Grown")) + data[codec.HEADER_BYTES :]
 
 
 def test_older_version_is_read() -> None:
@@ -404,3 +403,15 @@ def test_older_version_trailing_bytes() -> None:
 def test_codec_is_kept() -> None:
     """The codec of a type is put together once."""
     assert codec_of(Event) is codec_of(Event)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_identify(kind: RecordKind) -> None:
+    """What bytes claim to be can be told without reading them, and that they claim nothing as well."""
+    header = encode_header(kind)
+    found = identify(header + b"anything")
+    assert found is not None
+    assert found[0] is kind
+    assert found[1].version >= 1
+    for other in (b"", header[:-1], b"\x00" + header, header[:-1] + bytes([header[-1] ^ 1])):
+        assert identify(other) is None

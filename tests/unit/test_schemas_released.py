@@ -13,11 +13,19 @@ import fastavro
 import msgspec
 import pytest
 
-from perdure.schemas.codec import fingerprint_of
 from perdure.schemas.events import Event
-from perdure.schemas.registry import BY_TYPE, RECORD_KINDS, RecordKind, current_schema, released_schemas
+from perdure.schemas.registry import (
+    BY_TOPIC,
+    BY_TYPE,
+    RECORD_KINDS,
+    RecordKind,
+    current_schema,
+    fingerprint_of,
+    released_schemas,
+)
 from perdure.schemas.shape import SchemaDrift, shape_of
 from perdure.schemas.values import Struct
+from perdure.topics.table import TOPICS
 
 AVRO = Path(__file__).parents[2] / "schemas" / "avro"
 RELEASED = AVRO / "released"
@@ -122,7 +130,7 @@ def test_schema_is_valid(kind: RecordKind) -> None:
 def test_current_is_released(kind: RecordKind) -> None:
     """What is written today is among the released schemas, as the newest: a later version has to read it."""
     newest = released_schemas(kind)[-1]
-    assert fingerprint_of(newest.schema) == fingerprint_of(current_schema(kind)), (
+    assert newest.fingerprint == fingerprint_of(current_schema(kind)), (
         f"{kind.name}.avsc changed: release it as v{newest.version + 1}.avsc and list that in SHA256SUMS."
     )
 
@@ -173,9 +181,15 @@ def test_every_file_is_registered() -> None:
     assert {path.name for path in RELEASED.iterdir() if path.is_dir()} == names
 
 
+def test_topics() -> None:
+    """Every topic carries one kind of record, and every kind has its topic."""
+    assert {kind.topic for kind in RECORD_KINDS} == {topic.name for topic in TOPICS}
+    assert len(BY_TOPIC) == len(BY_TYPE) == len(RECORD_KINDS)
+
+
 def test_fingerprints_differ() -> None:
     """A fingerprint names one record: no two released schemas share it, whatever their kind."""
-    found = [fingerprint_of(one.schema) for kind in RECORD_KINDS for one in released_schemas(kind)]
+    found = [one.fingerprint for kind in RECORD_KINDS for one in released_schemas(kind)]
     assert len(set(found)) == len(found)
 
 
