@@ -24,12 +24,21 @@ from perdure.processors.orchestrator.suspicion import Suspicion, Verdict
 from perdure.processors.orchestrator.transaction import commit_transaction
 from perdure.processors.store import StoreBroken, StoreFactory
 from perdure.processors.watchdog import NoWatchdog, Watchdog
-from perdure.schemas.errors import Retry, Stop
-from perdure.topics.errors import Fenced, OffsetOutOfRange, OutcomeUnknown, TransactionAbortable, Unavailable
+from perdure.schemas.errors import PerdureError, Retry, Stop
+from perdure.topics.errors import (
+    Fenced,
+    OffsetOutOfRange,
+    OutcomeUnknown,
+    RecordTooLarge,
+    TransactionAbortable,
+    Unavailable,
+)
 from perdure.topics.log import Consumer, ConsumerSpec, GroupProtocol, Log, Record, TopicPartition
 from perdure.topics.table import RUN_COMMANDS
 
 BACKOFF_DOUBLINGS_MAX: Final = 16
+NOT_COMMITTED: Final = (TransactionAbortable, RecordTooLarge)
+"""What leaves the producer alive and its transaction open, to be aborted."""
 
 _log = logging.getLogger(__name__)
 
@@ -264,7 +273,7 @@ class Orchestrator:
             return False
         try:
             self._commit(assignment, batch, records)
-        except TransactionAbortable as error:
+        except NOT_COMMITTED as error:
             self._aborted(assignment, batch, records, error)
         else:
             self._suspicion.committed()
@@ -289,7 +298,7 @@ class Orchestrator:
     # ---- when it fails
 
     def _aborted(
-        self, assignment: Assignment, batch: Batch, records: list[Record], error: TransactionAbortable
+        self, assignment: Assignment, batch: Batch, records: list[Record], error: PerdureError
     ) -> None:
         self.counts["aborts"] += 1
         assignment.producer.abort(self._settings.call_timeout_ms / 1_000)
@@ -307,7 +316,7 @@ class Orchestrator:
         self._rest("transaction_aborted", error)
 
     def _condemn(
-        self, assignment: Assignment, batch: Batch, records: list[Record], error: TransactionAbortable
+        self, assignment: Assignment, batch: Batch, records: list[Record], error: PerdureError
     ) -> None:
         """The one input at fault goes to dead-letters, in a transaction of its own; a timer rests."""
         if records:
@@ -331,7 +340,7 @@ class Orchestrator:
     def _commit_alone(self, assignment: Assignment, batch: Batch, records: list[Record]) -> bool:
         try:
             self._commit(assignment, batch, records)
-        except TransactionAbortable:
+        except NOT_COMMITTED:
             assignment.producer.abort(self._settings.call_timeout_ms / 1_000)
             return False
         return True

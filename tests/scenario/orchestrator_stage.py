@@ -1,7 +1,8 @@
-"""The stage of the orchestrator's scenarios: a model cluster under virtual time, clients, executors played by hand.
+"""The stage of the orchestrator's scenarios: a model cluster under virtual time, clients, executors played
+by hand.
 
-A scenario says what is given, what happens, and what then stands in the log. Nothing sleeps; time moves only when
-:meth:`Stage.pass_ms` is called or a client call waits.
+A scenario says what is given, what happens, and what then stands in the log. Nothing sleeps; time moves
+only when :meth:`Stage.pass_ms` is called or a client call waits.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from typing import TypeVar
 
 from perdure.processors.clock import Clock, Entropy
 from perdure.processors.definitions import FixedDefinitions, body_of, digest_of
+from perdure.processors.machine.apply import fold
 from perdure.processors.orchestrator.host import Orchestrator
 from perdure.processors.orchestrator.settings import OrchestratorSettings
 from perdure.processors.store_memory import MemoryStores
+from perdure.processors.store_rows import META
 from perdure.schemas.codec import decode, encode
 from perdure.schemas.commands import Command, CommandBody, Submit
 from perdure.schemas.definition import AgentDefinition, ToolDefinition
@@ -26,7 +29,7 @@ from perdure.schemas.outputs import DeadLetter, Outcome, Status
 from perdure.schemas.requests import ModelRequest, ToolRequest
 from perdure.schemas.results import Completed, ModelReplied, Result, ResultBody
 from perdure.schemas.values import Effect, Struct, Usage
-from perdure.topics.log import Outgoing, Record
+from perdure.topics.log import Outgoing, Record, TopicPartition
 from perdure.topics.model_cluster import ModelCluster
 from perdure.topics.model_log import ModelLog
 from perdure.topics.partitioner import partition_of
@@ -96,7 +99,7 @@ class Worker:
         self.host = Orchestrator(self.log, stores, stage.clock, stage.entropy, stage.definitions, settings)
 
     def kill(self) -> None:
-        """kill -9."""
+        """End it as kill -9 does."""
         self.log.kill_all()
         self.stage.workers.remove(self)
 
@@ -120,6 +123,8 @@ class Stage:
         self.client = ModelLog(self.cluster)
         self._producer = self.client.producer("client")
         self._result_ids = itertools.count(1)
+        self._answered: set[str] = set()
+        self._submitted: set[str] = set()
         self.settings = OrchestratorSettings(
             namespace=NAMES, slot="0", partitions=partitions, token_key=b"k" * 32
         )
@@ -156,6 +161,7 @@ class Stage:
         self.write(RUN_COMMANDS, at, run_id.encode(), encode(Command(body, command_id=command_id)))
 
     def submit(self, run_id: str, text: str = "hello", command_id: str | None = None) -> None:
+        self._submitted.add(run_id)
         self.command(run_id, Submit("support", json.dumps(text).encode()), command_id)
 
     def result(
@@ -197,6 +203,33 @@ class Stage:
     def answer(self, request: ToolRequest, text: str = "ok") -> None:
         self.result(request, Completed(json.dumps(text).encode()))
 
+    def play(self) -> bool:
+        """Play both executors once: every request not answered yet is. Two turns: a look-up, then the end."""
+        did = False
+        for request in (*self.model_requests(), *self.tool_requests()):
+            if request.request_id in self._answered:
+                continue
+            self._answered.add(request.request_id)
+            did = True
+            match request:
+                case ModelRequest(turn=1):
+                    self.reply(request, "look_up")
+                case ModelRequest():
+                    self.reply(request)
+                case ToolRequest():
+                    self.answer(request)
+        return did
+
+    def play_to_the_end(self, ms_max: int = 120_000) -> None:
+        """Let workers and executors go on until no run that was submitted is open."""
+
+        def ended() -> bool:
+            self.play()
+            known = {event.run_id for event in self.events()}
+            return self._submitted <= known and known <= {each.run_id for each in self.outcomes()}
+
+        self.until(ended, ms_max)
+
     def pass_ms(self, ms: int) -> None:
         self.cluster.advance(ms)
 
@@ -210,7 +243,7 @@ class Stage:
         raise AssertionError("the workers do not come to rest")
 
     def step(self) -> bool:
-        return any([worker.host.step() for worker in list(self.workers)])
+        return sum(worker.host.step() for worker in list(self.workers)) > 0
 
     def until(self, condition: Callable[[], T], ms_max: int = 120_000) -> T:
         """Let time pass until ``condition`` holds; its value."""
@@ -256,6 +289,31 @@ class Stage:
 
     def dead_letters(self) -> list[DeadLetter]:
         return self.decoded(DEAD_LETTERS, DeadLetter)
+
+    def committed(self, topic: str, partition: int) -> int | None:
+        """The orchestrators' committed offset."""
+        at = TopicPartition(self.topic(topic), partition)
+        found = self.cluster.groups.fetch(self.settings.group, [at])
+        assert found is not None
+        return found[0].offset
+
+    def check_histories(self) -> None:
+        """What holds whatever happened: no gap, no double, one outcome per execution, no input answered twice."""
+        by_run: dict[str, list[Event]] = {}
+        for event in self.events():
+            by_run.setdefault(event.run_id, []).append(event)
+        for run_id, events in by_run.items():
+            assert [event.seq for event in events] == list(range(1, len(events) + 1)), run_id
+            causes = [(event.cause, event.answers_command) for event in events if event.cause is not None]
+            assert len(causes) == len(set(causes)), run_id
+            fold(events)
+        ends = [(each.run_id, each.execution) for each in self.outcomes()]
+        assert len(ends) == len(set(ends))
+
+    def rows_of(self, worker: Worker, partition: int) -> dict[bytes, bytes]:
+        """All rows of a store but its place in the log."""
+        rows = worker.stores.open(partition).scan(b"", b"\xff", 1_000_000)
+        return {key: value for key, value in rows if key != META}
 
     def seqs(self, run_id: str) -> list[int]:
         return [event.seq for event in self.events(run_id)]
