@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, Final, TypeVar, cast
@@ -37,6 +37,19 @@ def answer(future: Future[T], timeout_s: float) -> T:
         raise Unavailable(f"No answer within {timeout_s} s.") from raised
     except KafkaException as raised:
         raise kafka_errors.of_question(kafka_errors.error_of(raised)) from raised
+
+
+def unless(future: Future[T], codes: Collection[int], timeout_s: float) -> T | None:
+    """The answer as of :func:`answer`, or None if it is an error with one of ``codes``."""
+    try:
+        return future.result(timeout_s + ANSWER_MARGIN_S)
+    except FutureTimeout as raised:
+        raise Unavailable(f"No answer within {timeout_s} s.") from raised
+    except KafkaException as raised:
+        error = kafka_errors.error_of(raised)
+        if error.code() in codes:
+            return None
+        raise kafka_errors.of_question(error) from raised
 
 
 class KafkaAdmin:
@@ -77,16 +90,9 @@ class KafkaAdmin:
             self.client.describe_topics(collection, request_timeout=timeout_s),
         )
         for topic, future in asked.items():
-            try:
-                described = future.result(timeout_s + ANSWER_MARGIN_S)
-            except FutureTimeout as raised:
-                raise Unavailable(f"No answer about {topic} within {timeout_s} s.") from raised
-            except KafkaException as raised:
-                error = kafka_errors.error_of(raised)
-                if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                    continue
-                raise kafka_errors.of_question(error) from raised
-            found[topic] = TopicInfo(len(described.partitions), str(described.topic_id))
+            described = unless(future, {KafkaError.UNKNOWN_TOPIC_OR_PART}, timeout_s)
+            if described is not None:
+                found[topic] = TopicInfo(len(described.partitions), str(described.topic_id))
         return found
 
     def delete_records(self, before: Sequence[Position], timeout_s: float) -> None:

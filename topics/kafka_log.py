@@ -13,6 +13,7 @@ from perdure.topics.errors import ClientFatal, Unavailable
 from perdure.topics.kafka_admin import KafkaAdmin
 from perdure.topics.kafka_consumer import KafkaConsumer
 from perdure.topics.kafka_producer import KafkaProducer
+from perdure.topics.kafka_provision import KafkaProvision
 from perdure.topics.kafka_settings import Setting, SettingRefused, logger
 from perdure.topics.kafka_transaction import KafkaTransaction
 from perdure.topics.log import (
@@ -48,6 +49,7 @@ class KafkaLog:
         self._protocol: GroupProtocol | None = None
         self._protocol_lock = threading.Lock()
         self.admin = KafkaAdmin(lambda: kafka_settings.admin(self._bootstrap, self._extra))
+        self.provision = KafkaProvision(self.admin)
 
     def consumer(self, spec: ConsumerSpec) -> KafkaConsumer:
         settings = kafka_settings.consumer(self._bootstrap, self._extra, spec)

@@ -1,0 +1,179 @@
+"""The Admin port of provisioning over confluent-kafka's AdminClient."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Final, cast
+
+import confluent_kafka as ck
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import (
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ConsumerGroupDescription,
+    NewTopic,
+    ResourceType,
+    TopicDescription,
+)
+
+from perdure.schemas.errors import PerdureError
+from perdure.topics import kafka_errors
+from perdure.topics.admin import GroupInUse, TopicState
+from perdure.topics.errors import Unavailable
+from perdure.topics.kafka_admin import ANSWER_MARGIN_S, KafkaAdmin, answer, unless
+from perdure.topics.log import CommittedOffset, Isolation, TopicPartition, Watermarks
+
+# A topic that was created is known to its controller at once and to the brokers a little later.
+CREATED_LOOK_S: Final = 0.1
+CREATED_LOOKS_MAX: Final = 100
+
+_GROUP_UNKNOWN: Final = frozenset({KafkaError.GROUP_ID_NOT_FOUND, KafkaError.RESOURCE_NOT_FOUND})
+_GROUP_IN_USE: Final = frozenset(
+    {
+        KafkaError.NON_EMPTY_GROUP,
+        KafkaError.UNKNOWN_MEMBER_ID,
+        KafkaError.REBALANCE_IN_PROGRESS,
+        KafkaError.ILLEGAL_GENERATION,
+    }
+)
+
+
+class KafkaProvision:
+    """See :class:`perdure.topics.admin.Admin`."""
+
+    def __init__(self, admin: KafkaAdmin) -> None:
+        self._admin = admin
+
+    def topics(self, names: Collection[str], timeout_s: float) -> Mapping[str, TopicState]:
+        described: dict[str, TopicDescription] = {}
+        if names:
+            asked = cast(
+                "Mapping[str, Future[TopicDescription]]",
+                self._admin.client.describe_topics(TopicCollection(list(names)), request_timeout=timeout_s),
+            )
+            for name, future in asked.items():
+                found = unless(future, {KafkaError.UNKNOWN_TOPIC_OR_PART}, timeout_s)
+                if found is not None:
+                    described[name] = found
+        settings = self._settings(list(described), timeout_s)
+        return {
+            name: TopicState(
+                len(found.partitions),
+                min(len(partition.replicas) for partition in found.partitions),
+                str(found.topic_id),
+                settings[name],
+            )
+            for name, found in described.items()
+        }
+
+    def _settings(self, names: Sequence[str], timeout_s: float) -> Mapping[str, Mapping[str, str]]:
+        if not names:
+            return {}
+        asked = cast(
+            "Mapping[ConfigResource, Future[Mapping[str, ConfigEntry]]]",
+            self._admin.client.describe_configs(
+                [ConfigResource(ResourceType.TOPIC, name) for name in names], request_timeout=timeout_s
+            ),
+        )
+        return {
+            str(resource.name): {
+                entry.name: entry.value
+                for entry in answer(future, timeout_s).values()
+                if entry.value is not None
+            }
+            for resource, future in asked.items()
+        }
+
+    def create_topic(
+        self, name: str, partitions: int, replication: int, settings: Mapping[str, str], timeout_s: float
+    ) -> None:
+        topic = NewTopic(name, partitions, replication, config=dict(settings))
+        asked = cast(
+            "Mapping[str, Future[None]]",
+            self._admin.client.create_topics([topic], request_timeout=timeout_s, operation_timeout=timeout_s),
+        )
+        unless(asked[name], {KafkaError.TOPIC_ALREADY_EXISTS}, timeout_s)
+        pause = threading.Event()
+        for _ in range(CREATED_LOOKS_MAX):
+            if name in self._admin.describe([name], timeout_s):
+                return
+            pause.wait(CREATED_LOOK_S)
+        raise Unavailable(f"{name} was created, but the brokers do not know it yet.")
+
+    def alter_topic(self, name: str, settings: Mapping[str, str], timeout_s: float) -> None:
+        entries = [
+            ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
+            for key, value in sorted(settings.items())
+        ]
+        resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries)
+        asked = cast(
+            "Mapping[ConfigResource, Future[None]]",
+            self._admin.client.incremental_alter_configs([resource], request_timeout=timeout_s),
+        )
+        answer(asked[resource], timeout_s)
+
+    def members(self, group: str, timeout_s: float) -> int:
+        asked = cast(
+            "Mapping[str, Future[ConsumerGroupDescription]]",
+            self._admin.client.describe_consumer_groups([group], request_timeout=timeout_s),
+        )
+        found = unless(asked[group], _GROUP_UNKNOWN, timeout_s)
+        return 0 if found is None else len(found.members)
+
+    def offsets(
+        self, group: str, partitions: Sequence[TopicPartition], timeout_s: float
+    ) -> Sequence[CommittedOffset]:
+        native = [ck.TopicPartition(at.topic, at.partition) for at in partitions]
+        asked = cast(
+            "Mapping[str, Future[ConsumerGroupTopicPartitions]]",
+            self._admin.client.list_consumer_group_offsets(
+                [ConsumerGroupTopicPartitions(group, native)], require_stable=True, request_timeout=timeout_s
+            ),
+        )
+        found = unless(asked[group], _GROUP_UNKNOWN, timeout_s)
+        if found is None:
+            return [CommittedOffset(at, None) for at in partitions]
+        committed: list[CommittedOffset] = []
+        for each in found.topic_partitions or ():
+            if each.error is not None:
+                raise kafka_errors.of_question(each.error)
+            at = TopicPartition(each.topic, each.partition)
+            committed.append(
+                CommittedOffset(at, each.offset if each.offset >= 0 else None, each.metadata or "")
+            )
+        return committed
+
+    def set_offsets(self, group: str, offsets: Sequence[CommittedOffset], timeout_s: float) -> None:
+        native: list[ck.TopicPartition] = []
+        for each in offsets:
+            assert each.offset is not None, "an offset to be set is known"
+            at = each.at
+            native.append(ck.TopicPartition(at.topic, at.partition, each.offset, metadata=each.metadata))
+        asked = cast(
+            "Mapping[str, Future[ConsumerGroupTopicPartitions]]",
+            self._admin.client.alter_consumer_group_offsets(
+                [ConsumerGroupTopicPartitions(group, native)], request_timeout=timeout_s
+            ),
+        )
+        try:
+            answered = asked[group].result(timeout_s + ANSWER_MARGIN_S)
+        except FutureTimeout as raised:
+            raise Unavailable(f"No answer about {group} within {timeout_s} s.") from raised
+        except KafkaException as raised:
+            raise _not_set(group, kafka_errors.error_of(raised)) from raised
+        for answered_for in answered.topic_partitions or ():
+            if answered_for.error is not None:
+                raise _not_set(group, answered_for.error)
+
+    def watermarks(self, at: TopicPartition, isolation: Isolation, timeout_s: float) -> Watermarks:
+        return self._admin.watermarks(at, isolation, timeout_s)
+
+
+def _not_set(group: str, error: KafkaError) -> PerdureError:
+    if error.code() in _GROUP_IN_USE:
+        return GroupInUse(f"{group}: {kafka_errors.told(error)}")
+    return kafka_errors.of_question(error)
