@@ -45,10 +45,10 @@ RUN_KEYED: Final = tuple(spec.name for spec in TOPICS if spec.run_keyed)
 _log = logging.getLogger(__name__)
 
 
-class PartitionsDiffer(Stop):
+class PartitionCountsDiffer(Stop):
     """The topics do not have the partition counts this installation is pinned to."""
 
-    code = "partitions_differ"
+    code = "partition_counts_differ"
     remedy = "Compare them with `perdure topics plan`; a partition count is not changed without a migration."
 
 
@@ -109,7 +109,7 @@ class Assignment:
         """Take one step; whether it got anywhere.
 
         Raises ``Unavailable`` (take it again), ``OutcomeUnknown``, ``Fenced``, ``StoreBroken`` or
-        ``PartitionsDiffer``.
+        ``PartitionCountsDiffer``.
         """
         match self.phase:
             case _ if not self.partitions:
@@ -164,7 +164,7 @@ class Assignment:
             if topic not in found or found[topic].partitions != pinned
         ]
         if faults:
-            raise PartitionsDiffer(f"{pinned} partitions are wanted: {', '.join(faults)}.")
+            raise PartitionCountsDiffer(f"{pinned} partitions are wanted: {', '.join(faults)}.")
         self._topic_id = found[names[RUN_EVENTS]].topic_id
         self.phase = Phase.INIT
 

@@ -212,6 +212,7 @@ class Restore:
         self._topic = settings.namespace.topic(RUN_EVENTS)
         self._waiting = {each.owned.partition: each for each in partitions}
         self._consumer: Consumer | None = None
+        self._reading: set[int] = set()
         self.is_idle = False
         """Nothing was there to be read in the last step."""
 
@@ -228,14 +229,18 @@ class Restore:
         for each in done:
             del self._waiting[each.owned.partition]
         if self._consumer is not None and is_fresh:
-            if done and self._waiting:
-                self._consumer.pause([TopicPartition(self._topic, each.owned.partition) for each in done])
+            self._pause([each.owned.partition for each in done if each.owned.partition in self._reading])
             for each in self._waiting.values():
                 each.flush()
                 self._alarm(each)
         if self.is_done:
             self.close()
         return done
+
+    def _pause(self, partitions: list[int]) -> None:
+        """Read no more of what is done: its own events would only come round again."""
+        if self._consumer is not None and partitions and self._waiting:
+            self._consumer.pause([TopicPartition(self._topic, partition) for partition in partitions])
 
     def close(self) -> None:
         consumer, self._consumer = self._consumer, None
@@ -262,13 +267,9 @@ class Restore:
 
     def _open(self) -> Consumer:
         consumer = self._log.consumer(ConsumerSpec(self._settings.client_id("restore"), eof=True))
-        consumer.assign(
-            [
-                Position(TopicPartition(self._topic, partition), each.next_offset)
-                for partition, each in self._waiting.items()
-                if not each.is_done
-            ]
-        )
+        starts = {p: each.next_offset for p, each in self._waiting.items() if not each.is_done}
+        self._reading = set(starts)
+        consumer.assign([Position(TopicPartition(self._topic, p), offset) for p, offset in starts.items()])
         return consumer
 
     def _start_again(self, reason: str) -> None:

@@ -99,7 +99,7 @@ def test_records_that_leave_after_their_offsets(stage: Stage) -> None:
 @pytest.mark.parametrize("steps", range(1, 9))
 @pytest.mark.parametrize("keeps_disk", [True, False])
 def test_killed_at_any_step(stage: Stage, steps: int, keeps_disk: bool) -> None:
-    """Killed after any number of steps and started again, with its disk or an empty one: each run lives one life."""
+    """Killed after any number of steps, started again with its disk or without: each run lives one life."""
     stores = MemoryStores()
     run_ids = submit_all(stage)
     for life in range(4):
@@ -122,7 +122,7 @@ class Died(Exception):
 def test_killed_around_the_commit(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, point: str, nth: int
 ) -> None:
-    """Killed between the offsets and the commit, or between the commit and the rows: each run lives one life."""
+    """Killed between offsets and commit, or between commit and rows: each run lives one life."""
     reached = 0
 
     def crash_point(name: str) -> None:
@@ -135,10 +135,14 @@ def test_killed_around_the_commit(
     stores = MemoryStores()
     worker = stage.worker(stores=stores)
     run_ids = submit_all(stage)
-    with pytest.raises(Died):
+
+    def go_on() -> None:
         for _ in range(1_000):
             stage.step()
             stage.play()
+
+    with pytest.raises(Died):
+        go_on()
     worker.kill()
     stage.worker(stores=stores)
     stage.play_to_the_end()
@@ -186,10 +190,14 @@ def test_second_process_with_the_same_slot_ends_the_first(stage: Stage) -> None:
     stage.workers.remove(first)
     second = stage.worker("a")
     stage.until(lambda: len(second.host.ready_partitions) == 4)
-    with pytest.raises(SlotTaken):
+
+    def go_on() -> None:
         for _ in range(1_000):
             first.host.step()
             stage.pass_ms(10)
+
+    with pytest.raises(SlotTaken):
+        go_on()
     first.host.close()
 
 

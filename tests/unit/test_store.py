@@ -120,7 +120,7 @@ def test_overlay_reads_as_if_written(base: list[Changes], over: list[Changes], l
 
 @pytest.mark.parametrize("victim", ["CURRENT", "MANIFEST", "IDENTITY", ".sst", ".log"])
 def test_damaged_folder_is_wiped_or_serves_whole_batches(tmp_path: Path, victim: str) -> None:
-    """Whatever file of the folder is overwritten, opening gives a store that holds whole batches or nothing."""
+    """Whatever file of the folder is overwritten, the store that opens holds whole batches or nothing."""
     stores = RocksStores(tmp_path)
     opened = stores.open(0)
     for batch in range(50):
