@@ -3,11 +3,11 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 INSTALLED := .venv/.installed
-SUITES := $(wildcard tests/unit tests/contract tests/scenario tests/simulation tests/integration)
+SUITES := $(wildcard tests/unit tests/contract tests/scenario tests/simulation tests/integration tests/acceptance)
 on = $(filter-out 0 no off false,$(1))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo dev test lint format bench lock clean
+.PHONY: help setup demo dev test acceptance lint format bench lock clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ dev: setup ## a local broker, its topics and all roles, until Ctrl-C
 
 test: setup ## all suites, with a real broker of their own; ARGS="-k word" narrows
 	$(PY) -m pytest $(SUITES) $(ARGS)
+
+acceptance: setup ## kill -9 under load, counted from outside; RUNS=1000
+	RUNS=$(or $(RUNS),1000) $(PY) -m pytest tests/acceptance -s $(ARGS)
 
 lint: setup ## rules, format, types (mypy and pyright), layers
 	.venv/bin/ruff check .
