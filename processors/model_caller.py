@@ -84,9 +84,6 @@ class ModelCaller:
     not be written is dropped: it is never state.
     """
 
-    role: Final = Role.MODEL_CALLER
-    abandoned: Final = 0
-
     def __init__(
         self,
         model: ModelPort,
@@ -104,6 +101,14 @@ class ModelCaller:
         self._deltas_topic = deltas_topic
         self._pieces: deque[_Piece] = deque(maxlen=DELTAS_MAX)
         self._assemblies: dict[int, dict[str, _Assembly]] = {}
+
+    @property
+    def role(self) -> Role:
+        return Role.MODEL_CALLER
+
+    @property
+    def abandoned(self) -> int:
+        return 0
 
     # ---- reading -------------------------------------------------------------------------------------------
 

@@ -161,7 +161,6 @@ class InlineRunner:
     def close(self) -> None:
         for task in self._tasks.values():
             task.cancel()
-        if self._tasks:
-            self._loop.run_until_complete(asyncio.gather(*self._tasks.values(), return_exceptions=True))
+        self.finished()  # lets them see it; what does not listen is left where it stands
         self._tasks.clear()
         self._loop.close()

@@ -13,7 +13,7 @@ from perdure.processors.headers import identity_of, parse_headers
 from perdure.processors.ports import ToolAnswer, ToolInvocation, ToolPort
 from perdure.schemas import codec
 from perdure.schemas.canonical import JsonValue, NotJson, dumps_verbatim, loads_json
-from perdure.schemas.limits import JSON_DEPTH_MAX, PAYLOAD_BYTES_MAX
+from perdure.schemas.limits import JSON_BYTES_MAX, JSON_DEPTH_MAX, PAYLOAD_BYTES_MAX
 from perdure.schemas.requests import ToolRequest
 from perdure.schemas.results import Completed, Declined, Failed, Reconciled, ResultBody
 from perdure.schemas.values import DeclineReason, Effect, FailureKind, Purpose
@@ -23,6 +23,7 @@ from perdure.topics.table import Role
 CONTENT_BYTES_MAX: Final = PAYLOAD_BYTES_MAX - (16 << 10)
 """What a result's content may take; the rest of the limit is for ids, messages and framing."""
 NOTE_BYTES: Final = 256
+QUOTES: Final = '""'
 ESCAPE_BYTES_MAX: Final = 6  # JSON may write one character as \\u0000
 
 
@@ -31,13 +32,15 @@ class CountsAbandoned(Protocol):
     """A ToolPort that gives up calls by itself and knows how many of them still run."""
 
     @property
+    def role(self) -> Role:
+        return Role.TOOL_EXECUTOR
+
+    @property
     def abandoned(self) -> int: ...
 
 
 class ToolExecutor:
     """See :class:`perdure.processors.executor.work.Work`."""
-
-    role: Final = Role.TOOL_EXECUTOR
 
     def __init__(self, tools: ToolPort) -> None:
         self._tools = tools
@@ -137,6 +140,11 @@ def recordable(answer: ToolAnswer, purpose: Purpose) -> ResultBody:
 
 def fitting(content: bytes) -> bytes | Failed:
     """``content`` itself, its head if it is too large, or Failed if it is no text and no list of blocks."""
+    note = f"[cut: the tool returned {len(content)} bytes, of which at most {CONTENT_BYTES_MAX} are kept]"
+    room = CONTENT_BYTES_MAX - NOTE_BYTES
+    if len(content) > JSON_BYTES_MAX:  # too large to be looked at; its head is still worth more than nothing
+        text = content[:room].decode("utf-8", "replace")
+        return dumps_verbatim(f"{_head(text, room)}\n{note}")
     try:
         value = loads_json(content, depth_max=JSON_DEPTH_MAX)
     except NotJson as error:
@@ -146,8 +154,6 @@ def fitting(content: bytes) -> bytes | Failed:
         return Failed(FailureKind.OUTPUT, message)
     if len(content) <= CONTENT_BYTES_MAX:
         return content
-    note = f"[cut: the tool returned {len(content)} bytes, of which at most {CONTENT_BYTES_MAX} are kept]"
-    room = CONTENT_BYTES_MAX - NOTE_BYTES
     if isinstance(value, str):
         return dumps_verbatim(f"{_head(value, room)}\n{note}")
     return _cut_blocks(cast("list[JsonValue]", value), room, note)
@@ -174,8 +180,7 @@ def _cut_blocks(blocks: list[JsonValue], room: int, note: str) -> bytes:
 def _head(text: str, room: int) -> str:
     """As much of ``text`` as its JSON form leaves room for."""
     head = text[:room]
-    while len(dumps_verbatim(head)) - 2 > room:
-        excess = len(dumps_verbatim(head)) - 2 - room
+    while (excess := len(dumps_verbatim(head)) - len(QUOTES) - room) > 0:
         head = head[: max(0, len(head) - max(1, excess // ESCAPE_BYTES_MAX))]
     return head
 

@@ -268,6 +268,8 @@ class Executor:
                 passed.append(waiting)
                 continue
             moved = True
+            if self._intake.meet_again(waiting):
+                continue
             prepared = self._prepare(waiting)
             if not isinstance(prepared, Prepared):
                 self._intake.answer(waiting, prepared)

@@ -92,6 +92,24 @@ class Intake:
             )
         self._tell(partition, request.identity, request.offsets, body)
 
+    def meet_again(self, waiting: Waiting) -> bool:
+        """Whether the request is being executed by this very process already."""
+        request, partition = waiting.request, waiting.partition
+        known = self._active.get(request.identity.request_id)
+        if known is None:
+            return False
+        key = request.identity.key.decode()
+        if known.partition.is_owned:
+            logger.error("%s was requested twice, executed once", key, extra=extra(Action.DUPLICATE))
+            partition.finish(request.offsets)
+            return True
+        # Lost and got back while it ran: its result will make it done, as if nothing had happened.
+        logger.info("%s goes on in its new ownership", key, extra=extra(Action.ADOPTED))
+        known.partition, known.request = partition, request
+        if request.claim is not Claim.NONE:
+            partition.start(request.offsets)
+        return True
+
     def tell_suspects(self) -> int:
         """Tell the suspects whose time has come; returns how many."""
         now_s = self._clock.boot_s()
@@ -123,28 +141,14 @@ class Intake:
         self._work.forget(partition.at.partition)
 
     def _admit(self, partition: Partition, request: Request) -> None:
-        known = self._active.get(request.identity.request_id)
-        if known is not None:
-            self._meet_again(partition, request, known)
-        elif partition.is_suspect(request.offsets):
+        if self.meet_again(Waiting(request, partition)):
+            return
+        if partition.is_suspect(request.offsets):
             self._held.append(Held(request.identity, request.offsets, partition))
         elif (refusal := self._work.refusal(request)) is not None:
             self.answer(Waiting(request, partition), refusal)
         else:
             self.waiting.append(Waiting(request, partition))
-
-    def _meet_again(self, partition: Partition, request: Request, known: Call) -> None:
-        """The request is being executed by this very process."""
-        key = request.identity.key.decode()
-        if known.partition.is_owned:
-            logger.error("%s was requested twice, executed once", key, extra=extra(Action.DUPLICATE))
-            partition.finish(request.offsets)
-            return
-        # Lost and got back while it ran: its result will make it done, as if nothing had happened.
-        logger.info("%s goes on in its new ownership", key, extra=extra(Action.ADOPTED))
-        known.partition, known.request = partition, request
-        if request.claim is not Claim.NONE:
-            partition.start(request.offsets)
 
     def _refuse(self, partition: Partition, item: Unreadable, record: Record) -> None:
         logger.error(

@@ -1,0 +1,117 @@
+"""How far an executor reads, and what it keeps: back-pressure, the map's window, commits of an idle group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from perdure.processors.executor.settings import ExecutorSettings
+from perdure.processors.headers import request_headers
+from perdure.processors.offset_map import OffsetMap
+from perdure.schemas.codec import encode
+from perdure.topics.log import CommitOutcome, CommittedOffset, Outgoing, TopicPartition
+from perdure.topics.table import TOOL_REQUESTS
+from tests.scenario.executor_stage import NAMES, READ, Stage, hang
+
+AT = TopicPartition(NAMES.topic(TOOL_REQUESTS), 0)
+DAY_S = 86_400
+SESSION_MS = 60_000
+
+
+def test_reading_pauses_while_too_many_calls_wait() -> None:
+    """However many requests there are, about backlog_max of them are held in memory, and all are
+    executed once.
+    """
+    stage = Stage(settings=ExecutorSettings(slots=2, backlog_max=10, poll_records_max=5))
+    stage.provision()
+    for number in range(100):
+        stage.ask(f"c{number}", READ, "sleep:20")
+    worker = stage.worker()
+    most = 0
+    while len(stage.results()) < 100:
+        stage.run(5)
+        most = max(most, worker.executor.backlog)
+    assert 10 <= most <= 10 + 5
+    assert [stage.begun(f"c{number}") for number in range(100)] == [1] * 100
+    stage.close()
+
+
+def test_a_call_that_never_ends_stops_reading_at_the_end_of_the_window() -> None:
+    """The map can not cover more than its window: what lies beyond waits until the base moves, then is
+    executed.
+    """
+    stage = Stage(settings=ExecutorSettings(window_offsets=50, window_low_offsets=20, poll_records_max=10))
+    stage.provision()
+    stage.ask("slow", READ, "sleep:5000")
+    for number in range(200):
+        stage.ask(f"c{number}", READ)
+    stage.worker()
+    stage.run(4_000)
+    assert 30 <= len(stage.results()) < 50
+    assert stage.committed() == (0, OffsetMap(done=frozenset(range(1, len(stage.results()) + 1))))
+    stage.settle()
+    assert [stage.begun(f"c{number}") for number in range(200)] == [1] * 200
+    assert stage.committed() == (201, OffsetMap())
+    stage.close()
+
+
+def test_a_gap_wider_than_the_window_is_no_obstacle() -> None:
+    """A request behind many aborted ones waits for the call before it, and then is read."""
+    stage = Stage(settings=ExecutorSettings(window_offsets=50, window_low_offsets=20, poll_records_max=10))
+    stage.provision()
+    stage.ask("slow", READ, "sleep:3000")
+    writer = stage.client.transactional("orchestrator", 60_000)
+    writer.init(5)
+    for number in range(100):
+        request = stage.request(f"aborted{number}")
+        writer.begin()
+        writer.produce(Outgoing(AT.topic, 0, b"run", encode(request), request_headers(request)))
+        writer.abort(5)
+    stage.ask("far", READ)
+    stage.worker()
+    stage.run(1_000)
+    assert stage.told("far") == []
+    stage.settle()
+    assert stage.begun("far") == 1
+    assert stage.committed() == (202, OffsetMap())
+    stage.close()
+
+
+def test_the_window_is_handed_over_full() -> None:
+    """A successor of a worker that read to the end of the window repeats nothing that was done."""
+    stage = Stage(settings=ExecutorSettings(window_offsets=50, window_low_offsets=20, poll_records_max=10))
+    stage.provision()
+    stage.behaviours["hang"] = hang
+    stage.ask("slow", READ, "hang")
+    for number in range(200):
+        stage.ask(f"c{number}", READ)
+    first = stage.worker("w1")
+    stage.run(1_000)
+    first.kill()
+    del stage.behaviours["hang"]
+    stage.worker("w2")
+    stage.until(lambda: len({each.call_id for each in stage.results()}) == 201, limit_ms=4 * SESSION_MS)
+    assert [stage.begun(f"c{number}") for number in range(200)] == [1] * 200
+    stage.close()
+
+
+def test_an_idle_group_commits_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group without requests commits again and again, so that the broker does not forget its map."""
+    stage = Stage(settings=ExecutorSettings(idle_commit_s=20.0))
+    stage.provision()
+    worker = stage.worker()
+    stage.ask("a")
+    stage.settle()
+    commits: list[Sequence[CommittedOffset]] = []
+    commit = worker.executor._consumer.commit
+
+    def noted(offsets: Sequence[CommittedOffset]) -> CommitOutcome:
+        commits.append(offsets)
+        return commit(offsets)
+
+    monkeypatch.setattr(worker.executor._consumer, "commit", noted)
+    stage.run(65_000)
+    assert [[each.offset for each in offsets] for offsets in commits] == [[1]] * 3
+    assert ExecutorSettings().idle_commit_s <= DAY_S
+    stage.close()
