@@ -32,10 +32,6 @@ class CountsAbandoned(Protocol):
     """A ToolPort that gives up calls by itself and knows how many of them still run."""
 
     @property
-    def role(self) -> Role:
-        return Role.TOOL_EXECUTOR
-
-    @property
     def abandoned(self) -> int: ...
 
 
@@ -44,6 +40,10 @@ class ToolExecutor:
 
     def __init__(self, tools: ToolPort) -> None:
         self._tools = tools
+
+    @property
+    def role(self) -> Role:
+        return Role.TOOL_EXECUTOR
 
     @property
     def abandoned(self) -> int:
