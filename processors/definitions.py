@@ -111,14 +111,24 @@ class DefinitionBook:
             pass
 
     def catch_up(self, timeout_s: float) -> None:
-        end = self._log.watermarks(self._at, Isolation.COMMITTED, timeout_s).end
         give_up_s = self._clock.boot_s() + timeout_s
         looks = max(1, int(timeout_s / LOOK_WAIT_S))  # a virtual clock may stand still while we look
-        while self._read_to < end:
-            if not self._read(LOOK_WAIT_S):
-                looks -= 1
+        end: int | None = None
+        while end is None or self._read_to < end:
             if looks <= 0 or self._clock.boot_s() > give_up_s:
                 raise Unavailable(f"{self._at.topic} was read to {self._read_to} of {end}.")
+            if end is None:
+                end = self._ask_end(timeout_s)
+            if (end is None or self._read_to < end) and not self._read(LOOK_WAIT_S):
+                looks -= 1
+
+    def _ask_end(self, timeout_s: float) -> int | None:
+        """The topic's end as of now; None: it has no leader at the moment."""
+        try:
+            return self._log.watermarks(self._at, Isolation.COMMITTED, timeout_s).end
+        except Unavailable as error:
+            _log.info("%s", error, extra={"action": "asked_again"})
+            return None
 
     def close(self) -> None:
         self._consumer.close()

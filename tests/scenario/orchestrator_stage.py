@@ -172,57 +172,25 @@ class Stage:
         self, request: ModelRequest | ToolRequest, body: ResultBody, result_id: str | None = None
     ) -> None:
         """Answer a request as an executor does."""
-        call_id = request.call_id if isinstance(request, ToolRequest) else ""
-        result = Result(
-            result_id if result_id is not None else f"result-{next(self._result_ids)}",
-            request.run_id,
-            request.turn,
-            call_id,
-            request.attempt,
-            request.request_id,
-            "worker",
-            body,
-        )
-        key = f"{request.run_id}/{request.turn}/{call_id}/{request.attempt}"
-        self.write(RUN_RESULTS, self.partition(request.run_id), key.encode(), encode(result))
+        key, result = answered(request, body, result_id or f"result-{next(self._result_ids)}")
+        self.write(RUN_RESULTS, self.partition(request.run_id), key, encode(result))
 
     def reply(self, request: ModelRequest, *calls: str, text: str = "done") -> None:
         """The model answers: with calls of the tools named, or with its final text."""
-        blocks = [
-            {"type": "tool_use", "id": f"{request.run_id}-{request.turn}-{n}", "name": name, "input": {}}
-            for n, name in enumerate(calls)
-        ]
-        content = blocks or [{"type": "text", "text": text}]
-        self.result(
-            request,
-            ModelReplied(
-                invocation_id=f"invocation-{request.request_id}",
-                digest=request.digest,
-                content=json.dumps(content).encode(),
-                stop_reason="tool_use" if calls else "end_turn",
-                usage=Usage(input_tokens=10, output_tokens=5),
-            ),
-        )
+        self.result(request, replied(request, *calls, text=text))
 
     def answer(self, request: ToolRequest, text: str = "ok") -> None:
         self.result(request, Completed(json.dumps(text).encode()))
 
     def play(self) -> bool:
-        """Play both executors once: every request not answered yet is. Two turns: a look-up, then the end."""
+        """Play both executors once: every request not answered yet is (:func:`played`)."""
         did = False
         requests: list[ModelRequest | ToolRequest] = [*self.model_requests(), *self.tool_requests()]
         for request in requests:
-            if request.request_id in self._answered:
-                continue
-            self._answered.add(request.request_id)
-            did = True
-            match request:
-                case ModelRequest(turn=1):
-                    self.reply(request, "look_up")
-                case ModelRequest():
-                    self.reply(request)
-                case ToolRequest():
-                    self.answer(request)
+            if request.request_id not in self._answered:
+                self._answered.add(request.request_id)
+                did = True
+                self.result(request, played(request))
         return did
 
     def play_to_the_end(self, ms_max: int = 120_000) -> None:
@@ -331,3 +299,45 @@ class Stage:
 
 
 AGENT_DIGEST = digest_of(body_of(AGENT))
+
+
+def answered(request: ModelRequest | ToolRequest, body: ResultBody, result_id: str) -> tuple[bytes, Result]:
+    """Key and value of the result that answers ``request`` with ``body``."""
+    call_id = request.call_id if isinstance(request, ToolRequest) else ""
+    result = Result(
+        result_id,
+        request.run_id,
+        request.turn,
+        call_id,
+        request.attempt,
+        request.request_id,
+        "worker",
+        body,
+    )
+    return f"{request.run_id}/{request.turn}/{call_id}/{request.attempt}".encode(), result
+
+
+def replied(request: ModelRequest, *calls: str, text: str = "done") -> ModelReplied:
+    """A model's answer: calls of the tools named, or its final text."""
+    blocks = [
+        {"type": "tool_use", "id": f"{request.run_id}-{request.turn}-{n}", "name": name, "input": {}}
+        for n, name in enumerate(calls)
+    ]
+    return ModelReplied(
+        invocation_id=f"invocation-{request.request_id}",
+        digest=request.digest,
+        content=json.dumps(blocks or [{"type": "text", "text": text}]).encode(),
+        stop_reason="tool_use" if calls else "end_turn",
+        usage=Usage(input_tokens=10, output_tokens=5),
+    )
+
+
+def played(request: ModelRequest | ToolRequest) -> ResultBody:
+    """The script every run follows unless a scenario says otherwise: a look-up, then the end."""
+    match request:
+        case ModelRequest(turn=1):
+            return replied(request, "look_up")
+        case ModelRequest():
+            return replied(request)
+        case ToolRequest():
+            return Completed(b'"ok"')
