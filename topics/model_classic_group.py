@@ -39,6 +39,7 @@ class ClassicGroup:
         self.protocol = protocol
         self._members: dict[str, ClassicMember] = {}
         self._static: dict[str, str] = {}  # instance id -> member id
+        self._rebalance_since_ms = 0
         self._rebalance_until_ms = 0
         self.state = ClassicState.EMPTY
         self.generation = 0
@@ -120,6 +121,9 @@ class ClassicGroup:
         member = self._members.pop(member_id, None)
         if member is None:
             return
+        if self.state is ClassicState.PREPARING and not member.joined:
+            heard_ms = self._rebalance_since_ms + member.client.spec.heartbeat_interval_ms
+            member.client.revocation_queued = self._broker.now_ms >= heard_ms
         instance_id = member.client.spec.instance_id
         if instance_id is not None and self._static.get(instance_id) == member_id:
             del self._static[instance_id]
@@ -163,17 +167,19 @@ class ClassicGroup:
         due = [m.client.gone_after_ms for m in self._members.values()]
         if self.state is ClassicState.PREPARING:
             due.append(self._rebalance_until_ms)
-        return min((ms for ms in due if ms is not None), default=None)
+        return min(due, default=None)
 
     def expire(self) -> None:
         now_ms = self._broker.now_ms
         for member in list(self._members.values()):
             gone_ms = member.client.gone_after_ms
-            if gone_ms is not None and now_ms >= gone_ms:
+            if now_ms >= gone_ms:
+                member.client.leave_if_lazy(now_ms)
                 self.leave(member.member_id)
         if self.state is ClassicState.PREPARING and now_ms >= self._rebalance_until_ms:
             late = [m for m in self._members.values() if not m.joined and m.client.spec.instance_id is None]
             for member in late:
+                member.client.revocation_queued = member.client.silent_since_ms is None
                 del self._members[member.member_id]
             self._complete()
 
@@ -185,6 +191,7 @@ class ClassicGroup:
         if self.state is not ClassicState.PREPARING:
             self.state = ClassicState.PREPARING
             timeouts = [m.client.spec.max_poll_interval_ms for m in self._members.values()]
+            self._rebalance_since_ms = self._broker.now_ms
             self._rebalance_until_ms = self._broker.now_ms + max(timeouts)
             for member in self._members.values():
                 member.joined = member is asked_by

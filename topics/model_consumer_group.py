@@ -151,14 +151,14 @@ class ConsumerGroup:
     def next_deadline_ms(self) -> int | None:
         due = [m.client.gone_after_ms for m in self._members.values()]
         due += [m.revoke_until_ms for m in self._members.values() if m.revoking]
-        return min((ms for ms in due if ms is not None), default=None)
+        return min(due, default=None)
 
     def expire(self) -> None:
         now_ms = self._broker.now_ms
         for member in list(self._members.values()):
             gone_ms = member.client.gone_after_ms
-            silent = gone_ms is not None and now_ms >= gone_ms
-            if silent or (member.revoking and now_ms >= member.revoke_until_ms):
+            if now_ms >= gone_ms or (member.revoking and now_ms >= member.revoke_until_ms):
+                member.client.leave_if_lazy(now_ms)
                 self.leave(member.member_id)
 
     def _retarget(self) -> None:

@@ -69,7 +69,8 @@ class Fetcher:
         for at in partitions:
             reading = self._reading(at)
             if at not in self._paused:
-                reading.restart(reading.delivered)
+                if not reading.failed:
+                    reading.restart(reading.delivered)
                 self._paused.add(at)
 
     def resume(self, partitions: Sequence[TopicPartition]) -> None:
@@ -78,13 +79,16 @@ class Fetcher:
             self._paused.discard(at)
 
     def seek(self, position: Position) -> None:
-        self._reading(position.at).restart(position.offset)
+        reading = self._reading(position.at)
+        if reading.failed:
+            raise LogMisuse(f"{position.at} was out of range: only an assignment mends that.")
+        reading.restart(position.offset)
 
     def take(self, records_max: int) -> list[Polled]:
         """Fetch what is there and hand out up to ``records_max`` items, each partition in its turn.
 
         Raises OffsetOutOfRange once for a partition whose position is not in the log; it then stands still
-        until a seek or an assignment. Items come before the error.
+        until an assignment. Items come before the error.
         """
         partitions = sorted(self._readings)
         if self._cluster.random is not None:

@@ -50,7 +50,8 @@ class Member:
             beat = self._cluster.groups.heartbeat(self._heartbeat())
             if beat.code is Code.NONE:
                 self._generation = beat.generation
-        return Credentials(self._generation, self._member_id, self._spec.instance_id)
+        member_id = "" if self.client.left else self._member_id
+        return Credentials(self._generation, member_id, self._spec.instance_id)
 
     @property
     def owned(self) -> frozenset[TopicPartition]:
@@ -113,6 +114,7 @@ class Member:
         return HeartbeatRequest(self.client, self._member_id, self._generation, self._owned)
 
     def _join(self) -> bool:
+        self.client.left = False
         code, member_id = self._cluster.groups.join(
             JoinRequest(self.client, self._member_id, self._topics, self._owned)
         )
@@ -166,15 +168,21 @@ class Member:
             self._joined = False
 
     def _lose(self) -> None:
+        """Ownership is gone; a revocation that was on its way already is delivered as one all the same."""
         self._generation = -1
         self._joined = self._awaiting = False
         owned, self._owned = self._owned, frozenset()
-        if owned:
+        late, self.client.revocation_queued = self.client.revocation_queued, False
+        if owned and late:
+            self._ownership.give_up(owned)
+        elif owned:
             self._ownership.lose(owned)
 
     def _break(self, code: Code) -> None:
-        """Nothing helps but a new client; ownership is gone."""
-        self._lose()
+        """Nothing helps but a new client. As with librdkafka no callback tells that ownership is gone."""
+        self._joined = False
+        self._owned = frozenset()
+        self._member_id = ""
         fenced = code in (Code.FENCED_INSTANCE_ID, Code.UNRELEASED_INSTANCE_ID)
         self._broken = lambda: Fenced(code.value) if fenced else ClientFatal(code.value)
         self.check()

@@ -20,9 +20,16 @@ class GroupClient:
     spec: ConsumerSpec
     polled_ms: int
     silent_since_ms: int | None = None
+    left: bool = False  # by itself, because its code did not poll; the code learns that at its next poll
+    revocation_queued: bool = False  # found out in the background, and its callback has not run yet
+
+    def leave_if_lazy(self, now_ms: int) -> None:
+        """What the background thread does when the code has not polled for too long."""
+        if self.silent_since_ms is None and now_ms >= self.polled_ms + self.spec.max_poll_interval_ms:
+            self.left = self.spec.instance_id is None
 
     @property
-    def gone_after_ms(self) -> int | None:
+    def gone_after_ms(self) -> int:
         """When the coordinator gives the member up, if nothing changes.
 
         A lazy poller leaves by itself (KIP-62); a static one only stops to heartbeat.

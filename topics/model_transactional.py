@@ -52,6 +52,7 @@ class ModelTransactionalProducer:
         self._added: set[MarkerTarget] = set()
         self._tracked: dict[TopicPartition, int] = {}
         self._failed: Code | None = None  # what came of a record in the background; later calls tell it
+        self._gap = False  # a refused record left one in the sequence numbers; mending it costs a transaction
         self._unanswered = False  # a record was sent and nobody can tell what came of it
 
     # ---- the port ------------------------------------------------------------------------------------------
@@ -140,7 +141,7 @@ class ModelTransactionalProducer:
         while self._queue and self._failed is None:
             queued = self._queue[0]
             at = TopicPartition(queued.out.topic, queued.out.partition)
-            code = self._add(at)
+            code = Code.OUT_OF_ORDER_SEQUENCE_NUMBER if self._gap else self._add(at)
             if code is Code.CONCURRENT_TRANSACTIONS:
                 return False  # the previous transaction's markers are under way: later
             self._queue.popleft()
@@ -150,6 +151,7 @@ class ModelTransactionalProducer:
                 self._unanswered = True
             elif code is not Code.NONE:
                 self._failed = code
+                self._gap = code is Code.MESSAGE_TOO_LARGE
         return not self._unanswered
 
     def _deliver(self, queued: Queued, at: TopicPartition) -> Code:
