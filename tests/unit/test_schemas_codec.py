@@ -227,6 +227,36 @@ def test_codes(data: bytes | None, code: str) -> None:
     assert code in str(caught.value)
 
 
+EVENT_BODY = encode(EVENT)[codec.HEADER_BYTES :]
+COMMAND_BODY = encode(Command(Cancel("x")))[codec.HEADER_BYTES :]
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        pytest.param(RunSignal, b"\x06\x01stop", id="a negative length"),
+        pytest.param(RunSignal, b"\x06\x0astop", id="a length beyond the end"),
+        pytest.param(RunSignal, b"\xff" * 9 + b"\x02\x00", id="an integer of 65 bits"),
+        pytest.param(RunSignal, b"\x80" * 10 + b"\x00\x00", id="an integer of 11 bytes"),
+        pytest.param(Event, EVENT_BODY[:-1] + b"\x02", id="a boolean of 2"),
+        pytest.param(Event, EVENT_BODY[:-2] + b"\x04\x00\x00", id="a third branch of two"),
+        pytest.param(Command, b"\x01" + COMMAND_BODY[1:], id="a kind numbered -1"),
+        pytest.param(Command, b"\x0a" + COMMAND_BODY[1:], id="a kind that is not there"),
+    ],
+)
+def test_strict(kind: type[Struct], body: bytes) -> None:
+    """What another reader might guess at is malformed here."""
+    with pytest.raises(Undecodable) as caught:
+        decode(kind, encode_header(BY_TYPE[kind]) + body)
+    assert caught.value.code == "malformed"
+
+
+@pytest.mark.parametrize("number", [0, -1, 63, 64, 4095, 4096, -(1 << 63), (1 << 63) - 1])
+def test_integers(number: int) -> None:
+    """Every 64-bit integer comes back, the outermost included."""
+    assert decode(RunSignal, encode(RunSignal(number, ""))) == RunSignal(number, "")
+
+
 def test_known_bytes() -> None:
     """The encoding of a small record is fixed to the byte."""
     data = encode(RunSignal(3, "stop"))
