@@ -21,7 +21,7 @@ from perdure.schemas.codec import Undecodable, decode, encode
 from perdure.schemas.definition import AgentDefinition, decode_definition
 from perdure.schemas.errors import PerdureError
 from perdure.schemas.outputs import DefinitionRecord
-from perdure.topics.errors import Unavailable
+from perdure.topics.errors import OffsetOutOfRange, Unavailable
 from perdure.topics.log import (
     Consumer,
     ConsumerSpec,
@@ -140,7 +140,17 @@ class DefinitionBook:
 
     def _read(self, wait_s: float) -> bool:
         """Whether there was anything."""
-        items = self._consumer.poll(READ_RECORDS_MAX, wait_s)
+        try:
+            items = self._consumer.poll(READ_RECORDS_MAX, wait_s)
+        except OffsetOutOfRange as error:
+            # Created anew, or its start has moved: what is known stays known, the rest is read again.
+            _log.warning(
+                "reading %s again: %s", self._at.topic, error, extra={"action": "definitions_reread"}
+            )
+            self._consumer.close()
+            self._read_to = self._log.watermarks(self._at, Isolation.COMMITTED, PUBLISH_TIMEOUT_S).low
+            self._consumer = self._open()
+            return True
         for item in items:
             match item:
                 case Record():

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any, Final
 from perdure.processors.store import StoreBroken, StoreTaken, StoreUnusable
 
 if TYPE_CHECKING:
-    from rocksdict import Options, Rdict
+    from rocksdict import Cache, Options, Rdict
 
-MEMTABLE_BYTES: Final = 8 << 20
-MEMTABLES_MAX: Final = 3
-BLOCK_CACHE_BYTES: Final = 8 << 20
+MEMTABLE_BYTES: Final = 4 << 20
+MEMTABLES_MAX: Final = 2
+BLOCK_CACHE_BYTES: Final = 32 << 20  # of all partitions together
 BLOCK_BYTES: Final = 16 << 10
 BLOOM_BITS_PER_KEY: Final = 10
 OPEN_FILES_MAX: Final = 64
@@ -40,11 +40,11 @@ LOCK_SIGN: Final = "/LOCK:"  # how RocksDB names a folder that is open already
 _log = logging.getLogger(__name__)
 
 
-def _options() -> Options:
-    from rocksdict import BlockBasedOptions, Cache, DBCompressionType, Options
+def _options(cache: Cache) -> Options:
+    from rocksdict import BlockBasedOptions, DBCompressionType, Options
 
     table = BlockBasedOptions()
-    table.set_block_cache(Cache(BLOCK_CACHE_BYTES))
+    table.set_block_cache(cache)
     table.set_block_size(BLOCK_BYTES)
     table.set_bloom_filter(BLOOM_BITS_PER_KEY, block_based=False)
     table.set_cache_index_and_filter_blocks(True)
@@ -68,13 +68,13 @@ class RocksStore:
     opened.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, cache: Cache) -> None:
         from rocksdict import Rdict
 
         self._folder = folder
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            self._rows: Rdict | None = Rdict(str(folder), _options())
+            self._rows: Rdict | None = Rdict(str(folder), _options(cache))
         except Exception as raised:  # rocksdict raises bare Exception
             if LOCK_SIGN in str(raised):
                 raise StoreTaken(f"{folder}: {raised}.") from raised
@@ -133,11 +133,14 @@ class RocksStores:
     """See :class:`perdure.processors.store.StoreFactory`: ``folder``/<partition>."""
 
     def __init__(self, folder: Path) -> None:
+        from rocksdict import Cache
+
         self._folder = folder
+        self._cache = Cache(BLOCK_CACHE_BYTES)
 
     def open(self, partition: int) -> RocksStore:
         try:
-            return RocksStore(self._of(partition))
+            return RocksStore(self._of(partition), self._cache)
         except StoreBroken as broken:
             _log.warning(
                 "partition %d: wiping a store that can not be opened: %s",
@@ -147,7 +150,7 @@ class RocksStores:
             )
             self.wipe(partition)
             try:
-                return RocksStore(self._of(partition))
+                return RocksStore(self._of(partition), self._cache)
             except StoreBroken as again:
                 raise StoreUnusable(str(again)) from again
 

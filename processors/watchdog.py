@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final, Protocol
 
@@ -57,7 +57,7 @@ class ThreadWatchdog:
         self._thread.start()
 
     @contextmanager
-    def guard(self, name: str, limit_s: float) -> Iterator[None]:
+    def guard(self, name: str, limit_s: float) -> Generator[None, None, None]:
         self._watched = (name, limit_s, self._clock.boot_s() + limit_s)
         try:
             yield

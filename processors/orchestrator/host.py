@@ -215,15 +215,17 @@ class Orchestrator:
         return taken > 0
 
     def _take(self, consumer: Consumer, limit: int, wait_s: float) -> int:
-        """Add what is ours and new to the backlog; how many there were."""
+        """Add what is ours and new to the backlog; how many there were.
+
+        Nothing that a client delivers is dropped, also if it slips through a pause: it would not come again.
+        """
         items = consumer.poll(limit, wait_s)
         assignment = self._assignment
         taken = 0
         for item in items:
             if not isinstance(item, Record) or assignment is None:
                 continue
-            owned = assignment.owned.get(item.partition)
-            if owned is not None and owned.is_ready and assignment.offsets.is_new(item):
+            if assignment.offsets.take(item):
                 self._backlog.append(item)
                 taken += 1
         return taken
@@ -232,11 +234,11 @@ class Orchestrator:
         """How long a poll may wait: not past the next due timer, and hardly while there is other work."""
         if self._rest_until_s > self._clock.boot_s():
             return min(self._settings.poll_wait_ms_max / 1_000, self._rest_until_s - self._clock.boot_s())
-        if self._backlog:
-            return 0.0
         wait_ms = self._settings.poll_wait_ms_max
         assignment = self._assignment
         if assignment is not None:
+            if assignment.is_settled and self._backlog:
+                return 0.0
             if not assignment.is_settled:
                 wait_ms = self._settings.restore_wait_ms if assignment.phase is Phase.RESTORE else 0
             for owned in assignment.owned.values():
@@ -261,7 +263,7 @@ class Orchestrator:
         if assignment is None or not any(owned.is_ready for owned in assignment.owned.values()):
             return False
         size = self._suspicion.size
-        records = self._backlog if size is None else self._backlog[:size]
+        records = [each for each in self._backlog if assignment.owned[each.partition].is_ready][:size]
         batch = Batch(self._means, assignment.owned, is_careful=size is not None)
         for record in records:
             batch.add_record(record)
@@ -287,7 +289,8 @@ class Orchestrator:
             assignment.producer, assignment.group, offsets, batch.outgoing, self._settings, self._watchdog
         )
         assignment.offsets.advance(moved)
-        self._backlog = self._backlog[len(records) :]
+        handled = set(map(id, records))
+        self._backlog = [each for each in self._backlog if id(each) not in handled]
         for partition in batch.parts:
             self._refreshed_s[partition] = self._clock.boot_s()
         self.counts.update(batch.counts)
@@ -301,7 +304,7 @@ class Orchestrator:
         self, assignment: Assignment, batch: Batch, records: list[Record], error: PerdureError
     ) -> None:
         self.counts["aborts"] += 1
-        assignment.producer.abort(self._settings.call_timeout_ms / 1_000)
+        self._abort(assignment)
         suspects = len(records) or len(batch.timers)
         match self._suspicion.aborted(suspects):
             case Verdict.AGAIN:
@@ -320,10 +323,13 @@ class Orchestrator:
     ) -> None:
         """The one input at fault goes to dead-letters, in a transaction of its own; a timer rests."""
         if records:
-            alone = Batch(self._means, assignment.owned, is_careful=True)
-            alone.set_aside(records[0], "transaction_refused", str(error))
-            if self._commit_alone(assignment, alone, records[:1]):
-                self._suspicion.committed()
+            # A refused record leaves a gap in the producer's sequence, which may cost the next transaction too.
+            for _ in range(self._settings.condemn_tries_max):
+                alone = Batch(self._means, assignment.owned, is_careful=True)
+                alone.set_aside(records[0], "transaction_refused", str(error))
+                if self._commit_alone(assignment, alone, records[:1]):
+                    self._suspicion.committed()
+                    return
             return
         for partition, run_id in batch.timers:
             owned = assignment.owned[partition]
@@ -341,9 +347,17 @@ class Orchestrator:
         try:
             self._commit(assignment, batch, records)
         except NOT_COMMITTED:
-            assignment.producer.abort(self._settings.call_timeout_ms / 1_000)
+            self._abort(assignment)
             return False
         return True
+
+    def _abort(self, assignment: Assignment) -> None:
+        settings = self._settings
+        try:
+            with self._watchdog.guard("abort", settings.hang_ms_max / 1_000):
+                assignment.producer.abort(settings.call_timeout_ms / 1_000)
+        except TransactionAbortable as error:
+            raise OutcomeUnknown(str(error)) from error
 
     def _start_over(self, error: Exception) -> None:
         """Nobody can tell what became of something: all of "on assignment" again, with a new producer."""

@@ -17,16 +17,20 @@ class NextUnprocessed:
 
     def __init__(self, positions: Iterable[Position]) -> None:
         self._next = {position.at: position.offset for position in positions}
+        self._taken = dict(self._next)
         assert all(offset >= 0 for offset in self._next.values()), self._next
 
     def of(self, at: TopicPartition) -> int | None:
         """The next offset to be handled; None: this partition is not ours."""
         return self._next.get(at)
 
-    def is_new(self, record: Record) -> bool:
-        """Whether ``record`` is ours and was not handled yet."""
-        following = self._next.get(record.at)
-        return following is not None and record.offset >= following
+    def take(self, record: Record) -> bool:
+        """Whether ``record`` is ours and was not taken before; from now on it was."""
+        following = self._taken.get(record.at)
+        if following is None or record.offset < following:
+            return False
+        self._taken[record.at] = record.offset + 1
+        return True
 
     def after(self, records: Iterable[Record]) -> dict[TopicPartition, int]:
         """What ``next_unprocessed`` is once ``records`` are handled, for the partitions they are from."""

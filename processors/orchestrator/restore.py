@@ -178,7 +178,8 @@ class PartitionRestore:
 
     def flush(self) -> None:
         """Write what was folded. Not while a gap is held: rows must not pass an event they do not hold."""
-        if not self._held and not self._removed and self._unconfirmed is None:
+        is_new = self.next_offset > self.owned.meta.offset or not self._overlay.is_empty
+        if is_new and not self._held and not self._removed and self._unconfirmed is None:
             self.owned.write(self._overlay, offset=self.next_offset, anchor=self._anchor)
             self._overlay = Overlay(self.owned.store)
 

@@ -40,6 +40,7 @@ class OrchestratorSettings:
     call_timeout_ms: int = 10_000
     hang_ms_max: int = 60_000
     aborts_before_bisecting: int = 2
+    condemn_tries_max: int = 3
     retry_delay_ms_min: int = 50
     retry_delay_ms_max: int = 5_000
     timer_penalty_ms: int = 60_000

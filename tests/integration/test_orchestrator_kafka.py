@@ -23,6 +23,7 @@ from perdure.processors.crash_points import CRASH_ENV, CRASH_MARKER_ENV
 from perdure.processors.definitions import DefinitionBook, publish
 from perdure.processors.machine.apply import fold
 from perdure.processors.orchestrator import host as host_module
+from perdure.processors.orchestrator import transaction
 from perdure.processors.orchestrator.assignment import Phase
 from perdure.processors.orchestrator.host import Orchestrator
 from perdure.processors.orchestrator.settings import OrchestratorSettings
@@ -283,7 +284,7 @@ def test_membership_that_ended_within_a_batch_is_fenced(
     run_ids = submit_all(installation, 10)
     installation.until(lambda: stalled.phase is Phase.PROCESS, stalled)
     successor = installation.host("b")
-    real = host_module.commit_transaction
+    real = transaction.commit_transaction
     stalls: list[str] = []
 
     def commit_transaction(*arguments: Any) -> Any:
