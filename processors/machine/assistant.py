@@ -8,6 +8,7 @@ from typing import Any, Final
 from perdure.processors.machine.apply_calls import CALL_ID_HASH_BYTES, hash_call_id
 from perdure.schemas.canonical import JsonValue, canonical_json, dumps_verbatim, loads_json, normalise_json
 from perdure.schemas.errors import Reject
+from perdure.schemas.limits import JSON_DEPTH_MAX
 from perdure.schemas.values import Struct
 
 CALL_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
@@ -52,7 +53,7 @@ def normalise_assistant(
     :class:`MalformedReply`.
     """
     try:
-        received = normalise_json(loads_json(content))
+        received = normalise_json(loads_json(content, depth_max=JSON_DEPTH_MAX))
     except Reject as error:
         raise MalformedReply(str(error)) from error
     if not isinstance(received, list) or not all(isinstance(block, dict) for block in received):

@@ -17,6 +17,7 @@ from perdure.schemas import events as ev
 from perdure.schemas.canonical import canonical_json, dumps_verbatim, loads_json, normalise_json
 from perdure.schemas.definition import MAX_TURNS_DEFAULT
 from perdure.schemas.errors import Reject
+from perdure.schemas.limits import JSON_DEPTH_MAX
 from perdure.schemas.values import RUN_ID_PATTERN, ResultSource, Verdict
 
 GIVE_UP_TEXT: Final = (
@@ -85,7 +86,7 @@ def _submit_fault(draft: Draft, given: CommandInput, body: cmd.Submit) -> tuple[
     if RUN_ID_PATTERN.fullmatch(given.run_id) is None or "~" in given.run_id:
         return "invalid_run_id", f"{given.run_id!r} is no run id: 1-128 of A-Z a-z 0-9 . _ : -"
     try:
-        value = loads_json(body.input)
+        value = loads_json(body.input, depth_max=JSON_DEPTH_MAX)
     except Reject as error:
         return "invalid_input", f"the input is no JSON: {error}"
     is_blocks = isinstance(value, list) and all(isinstance(block, dict) for block in value)
@@ -153,7 +154,7 @@ def _decision_fault(draft: Draft, pending: Pending | None, body: cmd.Decide) -> 
         return "edited_arguments_not_supported"
     if body.verdict is Verdict.RAN:
         try:
-            value = loads_json(body.result or b"")
+            value = loads_json(body.result or b"", depth_max=JSON_DEPTH_MAX)
         except Reject:
             return "invalid_result"
         if isinstance(value, list) and not all(isinstance(block, dict) for block in value):

@@ -13,6 +13,7 @@ from perdure.schemas import events as ev
 from perdure.schemas.canonical import dumps_verbatim, loads_json, normalise_json
 from perdure.schemas.definition import ToolDefinition
 from perdure.schemas.errors import Reject
+from perdure.schemas.limits import JSON_DEPTH_MAX
 from perdure.schemas.values import Effect, PendingKind, ResultSource
 
 
@@ -88,7 +89,7 @@ def answer(
     """Give a call its one effective result, normalised before it is persisted."""
     call = _call(draft, call_id)
     try:
-        content = dumps_verbatim(normalise_json(loads_json(content)))
+        content = dumps_verbatim(normalise_json(loads_json(content, depth_max=JSON_DEPTH_MAX)))
     except Reject as error:
         is_error = True
         content = dumps_verbatim(f"The tool ran, but its result could not be read: {error}")
