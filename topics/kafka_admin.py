@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo, OffsetSpec
 
 from perdure.topics import kafka_errors
 from perdure.topics.errors import OffsetOutOfRange, Unavailable
-from perdure.topics.kafka_settings import Settings, logger
+from perdure.topics.kafka_settings import Settings, client_log, logger
 from perdure.topics.log import Isolation, Position, TopicInfo, TopicPartition, Watermarks
 
 # The client keeps its own time; ours is only a net under it.
@@ -63,7 +63,7 @@ class KafkaAdmin:
     def client(self) -> AdminClient:
         if self._made is None:
             configured: dict[str, Any] = {**self._settings(), "error_cb": _on_error}
-            self._made = AdminClient(configured, logger=logger)
+            self._made = AdminClient(configured, logger=client_log)
         return self._made
 
     def watermarks(self, at: TopicPartition, isolation: Isolation, timeout_s: float) -> Watermarks:

@@ -18,7 +18,7 @@ from confluent_kafka import KafkaError, KafkaException
 from perdure.schemas.errors import PerdureError
 from perdure.topics import kafka_errors
 from perdure.topics.errors import ClientFatal, Fenced, LogMisuse, OffsetOutOfRange
-from perdure.topics.kafka_settings import Settings, logger
+from perdure.topics.kafka_settings import Settings, client_log, logger
 from perdure.topics.log import (
     CommitOutcome,
     CommitStatus,
@@ -126,7 +126,7 @@ class KafkaConsumer:
         self._failures: list[tuple[TopicPartition, PerdureError]] = []
         self._gone: set[TopicPartition] = set()  # given up during the running poll
         self._closed = False
-        self._client = ck.Consumer({**settings, "error_cb": self._on_error}, logger=logger)
+        self._client = ck.Consumer({**settings, "error_cb": self._on_error}, logger=client_log)
 
     @property
     def unsupported(self) -> bool:

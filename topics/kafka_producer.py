@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError
 from perdure.schemas.errors import PerdureError
 from perdure.topics import kafka_errors
 from perdure.topics.errors import ClientFatal, LogMisuse, OutcomeUnknown, RecordTooLarge, Unavailable
-from perdure.topics.kafka_settings import Settings, logger
+from perdure.topics.kafka_settings import Settings, client_log, logger
 from perdure.topics.log import DeliveryReport, Outgoing
 
 QUEUE_WAIT_S: Final = 0.1
@@ -33,7 +33,7 @@ class KafkaProducer:
     def __init__(self, settings: Settings) -> None:
         self._id = str(settings["client.id"])
         configured = {**settings, "error_cb": self._on_error}
-        self._client: ck.Producer | None = ck.Producer(configured, logger=logger)
+        self._client: ck.Producer | None = ck.Producer(configured, logger=client_log)
 
     def produce(self, out: Outgoing, on_delivery: DeliveryReport | None = None) -> None:
         """See the port. Raises :class:`Unavailable` if the send queue stays full, else as the reports say."""

@@ -24,8 +24,9 @@ Settings: TypeAlias = dict[str, object]
 # A dead connection is noticed after this; below the 6 s in which a silent member is evicted.
 SOCKET_TIMEOUT_MS: Final = 5_000
 CONNECT_TIMEOUT_MS: Final = 5_000
-# The client's default of 10 s would let a restarted broker wait for its clients.
-RECONNECT_BACKOFF_MS: Final = 50
+# The client's default maximum of 10 s would let a restarted broker wait for its clients. Against a port that
+# refuses connections it pauses for half of the first number each time (measured).
+RECONNECT_BACKOFF_MS: Final = 200
 RECONNECT_BACKOFF_MAX_MS: Final = 1_000
 # The broker answers CONCURRENT_TRANSACTIONS until the previous transaction's markers are written; with the
 # client's default of 100 ms a transaction of 3 ms takes 104 ms.
@@ -35,6 +36,20 @@ CONSUMER_RETRY_BACKOFF_MAX_MS: Final = 1_000
 # How long a partition whose local queue is full waits before it looks again; the client's default of one
 # second would bound a reader to one queue a second.
 FETCH_QUEUE_BACKOFF_MS: Final = 10
+
+# What the client logs as an error and mends by itself, many times a second while a broker is away.
+_PASSING_FACILITIES: Final = frozenset({"FAIL", "REQTMOUT", "GETPID"})
+
+
+class ClientLog:
+    """Where the clients' own log lines go (confluent-kafka calls ``log`` alone)."""
+
+    def log(self, level: int, message: str, facility: str, client: str, text: str) -> None:
+        passing = facility in _PASSING_FACILITIES
+        logger.log(logging.DEBUG if passing else level, message, facility, client, text)
+
+
+client_log: Final = ClientLog()
 
 PROTECTED: Final[Mapping[str, str]] = {
     "acks": "a record counts as written only when all in-sync replicas have it",

@@ -20,7 +20,7 @@ from perdure.schemas.errors import PerdureError, Restore
 from perdure.topics import kafka_errors
 from perdure.topics.errors import LogMisuse, OutcomeUnknown, RecordTooLarge, TransactionAbortable
 from perdure.topics.kafka_consumer import write_metadata
-from perdure.topics.kafka_settings import Settings, logger
+from perdure.topics.kafka_settings import Settings, client_log, logger
 from perdure.topics.log import GroupMetadata, Outgoing, Position, TopicPartition
 
 # A full local queue drains as fast as the broker takes it; no room after all these waits, and it is hopeless.
@@ -45,7 +45,7 @@ class KafkaTransaction:
         self._tracked: dict[TopicPartition, int] = {}
         self._undelivered: KafkaError | None = None
         configured = {**settings, "error_cb": self._on_error}
-        self._client: ck.Producer | None = ck.Producer(configured, logger=logger)
+        self._client: ck.Producer | None = ck.Producer(configured, logger=client_log)
 
     def init(self, timeout_s: float) -> None:
         client = self._in(_State.NEW)
