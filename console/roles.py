@@ -20,6 +20,7 @@ from perdure.processors.executor.work import Work
 from perdure.processors.model_caller import ModelCaller
 from perdure.processors.orchestrator.host import Orchestrator, run_forever
 from perdure.processors.orchestrator.settings import OrchestratorSettings
+from perdure.processors.ports import ModelPort
 from perdure.processors.runner import AsyncRunner
 from perdure.processors.store_rocks import RocksStores
 from perdure.processors.tool_executor import ToolExecutor
@@ -60,7 +61,10 @@ class Stopping:
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What every role of a process is built from. ``on_hang``: starts the process anew, never returns."""
+    """What every role of a process is built from. ``on_hang``: starts the process anew, never returns.
+
+    ``model``: asked instead of the Messages API, if given.
+    """
 
     settings: Settings
     partitions: int
@@ -71,15 +75,16 @@ class Means:
     token_key: bytes
     stopping: Stopping
     on_hang: Callable[[str, float], None]
+    model: ModelPort | None = None
 
     @property
     def namespace(self) -> Namespace:
         return Namespace(self.settings.namespace)
 
 
-def check_role(role: Role, settings: Settings, app: App | None) -> None:
+def check_role(role: Role, settings: Settings, app: App | None, model: ModelPort | None = None) -> None:
     """Raise what would keep the role from working, before anything is joined."""
-    if role is Role.MODEL_CALLER and settings.anthropic_api_key is None:
+    if role is Role.MODEL_CALLER and model is None and settings.anthropic_api_key is None:
         raise ModelKeyMissing
     if role is Role.TOOL_EXECUTOR and app is None:
         raise AppMissing
@@ -136,14 +141,17 @@ def _run_orchestrator(means: Means, slot: Slot) -> int:
     return 0
 
 
-def _model_work(means: Means, slot: Slot, definitions: KnownDefinitions) -> Work:
+def _messages_api(settings: Settings) -> ModelPort:
     from perdure.connectors.anthropic_model import AnthropicModel
 
-    key = means.settings.anthropic_api_key
-    assert key is not None
+    assert settings.anthropic_api_key is not None
+    return AnthropicModel(settings.anthropic_api_key.reveal(), settings.anthropic_base_url)
+
+
+def _model_work(means: Means, slot: Slot, definitions: KnownDefinitions) -> Work:
     names = means.namespace
     return ModelCaller(
-        AnthropicModel(key.reveal(), means.settings.anthropic_base_url),
+        means.model if means.model is not None else _messages_api(means.settings),
         definitions,
         MemoryTranscripts(),
         means.entropy,

@@ -26,6 +26,7 @@ from perdure.console.slots import Slot, SlotUnusable, take_slot
 from perdure.processors.clock import Entropy, SystemClock, SystemEntropy
 from perdure.processors.definitions import DefinitionBook, publish
 from perdure.processors.executor.engine import Exit
+from perdure.processors.ports import ModelPort
 from perdure.schemas.errors import PerdureError, Retry, Stop
 from perdure.topics.errors import ClientFatal
 from perdure.topics.kafka_log import KafkaLog
@@ -51,12 +52,15 @@ class TopicsMissing(Stop):
     remedy = "Make them with `perdure topics apply`, or check bootstrap and namespace."
 
 
-def run_worker(settings: Settings, roles: tuple[Role, ...]) -> int:
-    """Serve until told to stop; the exit code. Raises ``Stop`` errors before any role began."""
+def run_worker(settings: Settings, roles: tuple[Role, ...], model: ModelPort | None = None) -> int:
+    """Serve until told to stop; the exit code. ``model``: asked instead of the Messages API, if given.
+
+    Raises ``Stop`` errors before any role began.
+    """
     start_logging(settings.log_level, "+".join(role.value for role in roles))
     app = load_app(settings.app) if settings.app is not None else None
     for role in roles:
-        check_role(role, settings, app)
+        check_role(role, settings, app, model)
     stopping = Stopping()
     _listen(stopping)
     log = KafkaLog(settings.bootstrap, settings.kafka, probe=f"{settings.namespace}.probe")
@@ -71,6 +75,7 @@ def run_worker(settings: Settings, roles: tuple[Role, ...]) -> int:
         token_key=token_key(settings, entropy),
         stopping=stopping,
         on_hang=_hung,
+        model=model,
     )
     if not _await_topics(means) or not _publish(means):
         return 0
