@@ -46,7 +46,7 @@ class VersionUnknown(Retry):
 
 @dataclass(frozen=True, slots=True)
 class Features:
-        """May be one of 4.3.0-4.3.2 and 4.4.0, where KAFKA-20734 can freeze partitions."""
+    """Highest level of each feature: ``supported`` by the broker, ``finalized`` for the cluster."""
 
     supported: Mapping[str, int]
     finalized: Mapping[str, int]
