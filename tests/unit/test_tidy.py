@@ -193,7 +193,8 @@ def _mentioned(path: Path) -> set[str]:
 def _entry_points() -> set[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     scripts = {target.split(":")[0] for target in project["scripts"].values()}
-    return scripts | set(re.findall(r"-m (perdure(?:\.\w+)+)", (ROOT / "Makefile").read_text()))
+    run = set(re.findall(r"-m (perdure(?:\.\w+)+)", (ROOT / "Makefile").read_text()))
+    return scripts | run | {f"{name}.__main__" for name in run}  # what -m runs of a package
 
 
 def test_no_module_is_dead() -> None:
