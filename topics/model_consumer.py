@@ -24,7 +24,7 @@ from perdure.topics.model_fetch import Fetcher
 from perdure.topics.model_member import Member
 
 METADATA_CHARS_MAX = 4_095
-COMMIT_TIMEOUT_S = 5.0  # how long a commit waits for an answer
+COMMIT_TIMEOUT_S = 15.0  # librdkafka sends a commit three times, 5 s each, and then calls it timed out
 
 REFUSALS = frozenset(
     {

@@ -1,7 +1,7 @@
 """Faults and laxness that a test injects into the model cluster; all of it is off by default.
 
-A *frame* is one request on the wire. What may befall the next frames of one client is its :class:`Fate`;
-the rest are standing conditions (delayed markers, coordinators away, records that come late).
+A *frame* is one request on the wire. What befalls the next requests of one client is their :class:`Fate`; the
+rest are standing conditions (delayed markers, coordinators away, records that come late).
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ class Api(Enum):
 
 
 class Fate(Enum):
-    """What befalls a frame.
+    """What befalls a request.
 
-    LOST: never arrives; the client sees a time-out. UNANSWERED: takes effect; the client sees a time-out.
-    HELD: the client sees a time-out; the frame takes effect whenever :meth:`Faults.release` is called.
-    RESENT: the first frame is held as above, and the client's hidden re-send is acknowledged.
+    LOST: it never arrives, hidden re-sends included; the client sees a time-out. UNANSWERED: it takes effect;
+    the client sees a time-out. HELD: the client sees a time-out; the frame takes effect whenever
+    :meth:`Faults.release` is called. RESENT: the connection breaks, the first frame is held as above, and the
+    client's hidden re-send is acknowledged.
     """
 
     LOST = "lost"
@@ -73,11 +74,11 @@ class Faults:
     )
 
     def inject(self, api: Api, who: str, fate: Fate, count: int = 1) -> None:
-        """Let the next ``count`` frames of ``who`` (a client id or transactional id) meet ``fate``."""
+        """Let the next ``count`` requests of ``who`` (a client id or transactional id) meet ``fate``."""
         self._fates.setdefault((api, who), deque()).extend([fate] * count)
 
     def meet(self, api: Api, who: str) -> Fate | None:
-        """Take the fate of the frame that is being sent now."""
+        """Take the fate of the request that is being sent now."""
         waiting = self._fates.get((api, who))
         return waiting.popleft() if waiting else None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import assert_never
 
@@ -15,6 +16,16 @@ from perdure.topics.model_codes import Code
 from perdure.topics.model_faults import Api, Fate
 
 
+@dataclass(eq=False, slots=True)
+class Sent:
+    """A record on its way, and whom to tell of its end. ``told``: its end is known, or was given up on."""
+
+    out: Outgoing
+    created_ms: int
+    on_delivery: DeliveryReport | None
+    told: bool = False
+
+
 class ModelProducer:
     """An idempotent producer: a frame leaves at once, its report waits for ``poll`` or ``flush``."""
 
@@ -23,41 +34,29 @@ class ModelProducer:
         self.client_id = client_id
         self._alive = True
         self._reports: deque[Callable[[], None]] = deque()
-        self._unanswered = 0
+        self._unanswered: list[Sent] = []
 
     def produce(self, out: Outgoing, on_delivery: DeliveryReport | None = None) -> None:
         self._check_usable()
         if not is_producible(out):
             raise RecordTooLarge(f"{out.topic}[{out.partition}].")
-        created_ms, faults = self._cluster.now_ms, self._cluster.faults
-
-        def report(error: PerdureError | None, offset: int) -> None:
-            if on_delivery is not None:
-                self._reports.append(partial(on_delivery, error, offset))
-
-        def arrive() -> None:
-            code, offset = self._cluster.append(out, None, created_ms)
-            report(_failure(code), offset)
-
+        sent = Sent(out, self._cluster.now_ms, on_delivery)
+        faults = self._cluster.faults
         fate = faults.meet(Api.PRODUCE, self.client_id)
         match fate:
             case None:
-                arrive()
+                self._arrive(sent)
             case Fate.LOST:
-                report(OutcomeUnknown("Produce timed out."), -1)
+                self._report(sent, OutcomeUnknown("Produce timed out."), -1)
             case Fate.UNANSWERED:
-                self._cluster.append(out, None, created_ms)
-                report(OutcomeUnknown("Produce timed out."), -1)
-            case (
-                Fate.HELD | Fate.RESENT
-            ):  # an idempotent producer's re-send is recognised; only the time is lost
-                self._unanswered += 1
-
-                def arrive_late() -> None:
-                    self._unanswered -= 1
-                    arrive()
-
-                faults.hold(Api.PRODUCE, self.client_id, arrive_late)
+                self._cluster.append(out, None, sent.created_ms)
+                self._report(sent, OutcomeUnknown("Produce timed out."), -1)
+            case Fate.RESENT:  # the first frame's sequence number will be known by then: it has no effect
+                faults.hold(Api.PRODUCE, self.client_id, lambda: None)
+                self._arrive(sent)
+            case Fate.HELD:
+                self._unanswered.append(sent)
+                faults.hold(Api.PRODUCE, self.client_id, partial(self._arrive, sent))
             case _:
                 assert_never(fate)
 
@@ -68,17 +67,34 @@ class ModelProducer:
 
     def flush(self, timeout_s: float) -> int:
         self._check_usable()
-        self._cluster.wait(lambda: self._unanswered == 0, timeout_s)
+        self._cluster.wait(lambda: not self._unanswered, timeout_s)
         self.poll(0)
-        return self._unanswered
+        return len(self._unanswered)
 
     def close(self) -> None:
+        """Free the client; records not yet answered for are reported as OutcomeUnknown."""
+        if not self._alive:
+            return
+        for sent in list(self._unanswered):
+            self._report(sent, OutcomeUnknown("The producer was closed."), -1)
+        self.poll(0)
         self._alive = False
 
     def kill(self) -> None:
-        """The process is gone; frames under way may still arrive."""
+        """The process is gone; frames under way may still arrive, and nobody is told."""
         self._alive = False
         self._reports.clear()
+
+    def _arrive(self, sent: Sent) -> None:
+        code, offset = self._cluster.append(sent.out, None, sent.created_ms)
+        self._report(sent, _failure(code), offset)
+
+    def _report(self, sent: Sent, error: PerdureError | None, offset: int) -> None:
+        if sent in self._unanswered:
+            self._unanswered.remove(sent)
+        if sent.on_delivery is not None and not sent.told and self._alive:
+            self._reports.append(partial(sent.on_delivery, error, offset))
+        sent.told = True
 
     def _check_usable(self) -> None:
         if not self._alive:

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import assert_never
 
 from perdure.schemas.errors import PerdureError
@@ -16,6 +17,9 @@ from perdure.topics.model_codes import Code
 from perdure.topics.model_faults import Api, Fate, GroupLog, MarkerTarget
 from perdure.topics.model_identity import Credentials, ProducerIdentity
 from perdure.topics.model_partition import Marker
+
+# librdkafka does not keep to the time-out it is given here, but to its producer's socket time-out.
+TXN_OFFSETS_TIMEOUT_S = 60.0
 
 FENCING = frozenset(
     {Code.PRODUCER_FENCED, Code.ILLEGAL_GENERATION, Code.UNKNOWN_MEMBER_ID, Code.FENCED_INSTANCE_ID}
@@ -59,19 +63,26 @@ class ModelTransactionalProducer:
 
     def init(self, timeout_s: float) -> None:
         self._expect(ProducerState.NEW)
-        fate = self._cluster.faults.meet(Api.INIT, self.client_id)
-        if fate is Fate.LOST:
+        faults = self._cluster.faults
+        fate = faults.meet(Api.INIT, self.client_id)
+        if fate in (Fate.HELD, Fate.RESENT):  # whenever it arrives it takes the id over, from whomever
+            faults.hold(
+                Api.INIT,
+                self.client_id,
+                lambda: self._cluster.transactions.init(self.client_id, self._timeout_ms),
+            )
+        if fate in (Fate.LOST, Fate.HELD):
             self._give_up(timeout_s)
         identity: ProducerIdentity | None = None
 
         def ready() -> bool:
             nonlocal identity
-            if not self._cluster.faults.transaction_coordinator_down:
+            if not faults.transaction_coordinator_down:
                 identity = self._cluster.transactions.init(self.client_id, self._timeout_ms)
             return identity is not None
 
         self._cluster.wait(ready, timeout_s)
-        if identity is None or fate is not None:
+        if identity is None or fate is Fate.UNANSWERED:
             self._give_up(0.0)
         else:
             self._identity = identity
@@ -109,7 +120,7 @@ class ModelTransactionalProducer:
                 return Code.COORDINATOR_NOT_AVAILABLE
             return self._cluster.groups.commit_transactional(group.group, who, self._identity, sent)
 
-        self._conclude(self._send(Api.TXN_OFFSETS, arrive), timeout_s)
+        self._conclude(self._send(Api.TXN_OFFSETS, arrive), max(timeout_s, TXN_OFFSETS_TIMEOUT_S))
 
     def commit(self, timeout_s: float) -> Mapping[TopicPartition, int]:
         self._expect(ProducerState.OPEN)
@@ -158,11 +169,13 @@ class ModelTransactionalProducer:
         fate = self._cluster.faults.meet(Api.PRODUCE, self.client_id)
         if fate is Fate.LOST:
             return Code.REQUEST_TIMED_OUT
-        if fate in (Fate.HELD, Fate.RESENT):
+        if fate is Fate.HELD:
             identity = self._identity
-            frame = lambda: self._cluster.append(queued.out, identity, queued.created_ms)  # noqa: E731
+            frame = partial(self._cluster.append, queued.out, identity, queued.created_ms)
             self._cluster.faults.hold(Api.PRODUCE, self.client_id, frame)
             return Code.REQUEST_TIMED_OUT
+        if fate is Fate.RESENT:  # the first frame's sequence number will be known by then: it has no effect
+            self._cluster.faults.hold(Api.PRODUCE, self.client_id, lambda: None)
         code, offset = self._cluster.append(queued.out, self._identity, queued.created_ms)
         if fate is Fate.UNANSWERED:
             return Code.REQUEST_TIMED_OUT

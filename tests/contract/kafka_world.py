@@ -24,6 +24,7 @@ T = TypeVar("T")
 
 PAUSE_S = 0.02  # between two looks at a condition
 ADMIN_TIMEOUT_S = 20.0
+SENDS_MAX = 100  # of one request
 SCRIPT = Path(__file__).with_name("remote_member.py")
 
 
@@ -97,8 +98,9 @@ class KafkaWorld(World):
     def kill(self, client: Producer | TransactionalProducer) -> None:
         client.close()  # neither flushes, commits nor aborts
 
-    def inject(self, api: Api, who: str, fate: Fate, count: int = 1) -> None:
-        self._between.inject(api, who, fate, count)
+    def inject(self, api: Api, who: str, fate: Fate) -> None:
+        """What is to fail in the client's eyes has to fail each time that the client library sends it."""
+        self._between.inject(api, who, fate, 1 if fate is Fate.RESENT else SENDS_MAX)
 
     def release(self) -> int:
         return self._between.release()

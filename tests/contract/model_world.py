@@ -74,8 +74,8 @@ class ModelWorld(World):
     def kill(self, client: Producer | TransactionalProducer) -> None:
         self._process.kill(client)
 
-    def inject(self, api: Api, who: str, fate: Fate, count: int = 1) -> None:
-        self.cluster.faults.inject(api, who, fate, count)
+    def inject(self, api: Api, who: str, fate: Fate) -> None:
+        self.cluster.faults.inject(api, who, fate)
 
     def release(self) -> int:
         return self.cluster.faults.release()

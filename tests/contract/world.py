@@ -136,8 +136,8 @@ class World(ABC):
         """End a client as if its process had been killed."""
 
     @abstractmethod
-    def inject(self, api: Api, who: str, fate: Fate, count: int = 1) -> None:
-        """Let the next frames of a client of :attr:`faulty` meet a fate."""
+    def inject(self, api: Api, who: str, fate: Fate) -> None:
+        """Let the next request of a client of :attr:`faulty` meet a fate."""
 
     @abstractmethod
     def release(self) -> int:
