@@ -37,6 +37,7 @@ logger: Final = logging.getLogger(__name__)
 REPLY_BYTES_MAX: Final = PAYLOAD_BYTES_MAX - (16 << 10)
 DELTAS_MAX: Final = 10_000
 """Pieces that wait to be written; beyond that the oldest are dropped: viewers only."""
+DELTAS_FLUSH_S: Final = 1.0
 CHUNKS_MAX: Final = 4_096
 TRANSCRIPT_MISMATCH: Final = "transcript_mismatch"
 
@@ -250,6 +251,8 @@ class ModelCaller:
             logger.info("delta dropped: %s", error, extra=extra(Action.DELTA_DROPPED))
 
     def close(self) -> None:
+        self.tend()
+        self._deltas.flush(DELTAS_FLUSH_S)
         self._deltas.close()
         self._transcripts.close()
 
@@ -297,6 +300,7 @@ def _request(
         timeout_ms=asked.timeout_ms,
         partition=record.partition,
         offsets=offsets,
+        size=sum(map(len, asked.messages)),
         value=asked,
     )
 

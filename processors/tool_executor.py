@@ -71,6 +71,7 @@ class ToolExecutor:
                 timeout_ms=asked.timeout_ms,
                 partition=record.partition,
                 offsets=offsets,
+                size=len(record.value or b""),
                 value=asked,
             ),
         )

@@ -30,8 +30,10 @@ class Action(StrEnum):
     RESULT_FAILED = "executor_result_not_written"
     DRAINING = "executor_draining"
     STOPPED = "executor_stopped"
+    BROKEN = "executor_consumer_broken"
+    DEFECT = "executor_defect"
+    NOT_TAKEN = "executor_not_taken_over"
     WAITING = "executor_waiting"
-    SIGNAL_UNREADABLE = "executor_signal_unreadable"
     DELTA_DROPPED = "executor_delta_dropped"
 
 

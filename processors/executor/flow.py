@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from perdure.processors.executor.intake import Load
 from perdure.processors.executor.partition import Partition
 from perdure.processors.executor.settings import ExecutorSettings
 from perdure.topics.log import Consumer, Position, TopicPartition
@@ -23,10 +24,11 @@ class Flow:
         self._paused: set[TopicPartition] = set()
         self._is_full = False
 
-    def update(self, partitions: Iterable[Partition], backlog: int, *, is_leaving: bool) -> None:
+    def update(self, partitions: Iterable[Partition], load: Load, *, is_leaving: bool) -> None:
         """Pause what must not be read on now, resume what may."""
-        low = self._settings.backlog_max // BACKLOG_LOW_PART
-        self._is_full = backlog > (low if self._is_full else self._settings.backlog_max)
+        part = BACKLOG_LOW_PART if self._is_full else 1
+        is_many = load.requests > self._settings.backlog_max // part
+        self._is_full = is_many or load.size > self._settings.backlog_bytes_max // part
         for partition in partitions:
             wanted = is_leaving or self._is_full or self._is_wide(partition)
             if wanted and partition.at not in self._paused:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,12 +24,20 @@ logger: Final = logging.getLogger(__name__)
 UNDECODABLE: Final = "undecodable"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Waiting:
     """A request that waits for a slot."""
 
     request: Request
     partition: Partition
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How much waits: requests and, roughly, the bytes they take in memory."""
+
+    requests: int
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +60,34 @@ class Intake:
         self._clock = clock
         self._active = active
         self._window_offsets = window_offsets
-        self.waiting: deque[Waiting] = deque()
+        self._waiting: deque[Waiting] = deque()
+        self._waiting_bytes = 0
         self._held: list[Held] = []
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
 
     @property
     def held(self) -> int:
         return len(self._held)
+
+    @property
+    def load(self) -> Load:
+        return Load(len(self._waiting), self._waiting_bytes)
+
+    def take(self) -> Waiting | None:
+        """The request that has waited longest."""
+        if not self._waiting:
+            return None
+        taken = self._waiting.popleft()
+        self._waiting_bytes -= taken.request.size
+        return taken
+
+    def put_back(self, taken: Sequence[Waiting]) -> None:
+        """Requests that could not be started yet, in the order in which they were taken."""
+        self._waiting.extendleft(reversed(taken))
+        self._waiting_bytes += sum(each.request.size for each in taken)
 
     def read(self, partition: Partition, record: Record) -> None:
         """One record of an owned partition, in order."""
@@ -124,19 +154,20 @@ class Intake:
 
     def decline_cancelled(self, is_cancelled: Callable[[str, int], bool]) -> int:
         """Hand waiting requests of cancelled executions back at once; returns how many."""
-        kept: deque[Waiting] = deque()
-        before = len(self.waiting)
-        for each in self.waiting:
-            if is_cancelled(each.request.identity.run_id, each.request.execution):
-                self.answer(each, Declined(DeclineReason.CANCELLED))
-            else:
-                kept.append(each)
-        self.waiting = kept
-        return before - len(kept)
+        cancelled = [
+            each
+            for each in self._waiting
+            if is_cancelled(each.request.identity.run_id, each.request.execution)
+        ]
+        if cancelled:
+            self._drop(lambda each: each in cancelled)
+        for each in cancelled:
+            self.answer(each, Declined(DeclineReason.CANCELLED))
+        return len(cancelled)
 
     def forget(self, partition: Partition) -> None:
         """Drop what has not begun; it is somebody else's now."""
-        self.waiting = deque(each for each in self.waiting if each.partition is not partition)
+        self._drop(lambda each: each.partition is partition)
         self._held = [each for each in self._held if each.partition is not partition]
         self._work.forget(partition.at.partition)
 
@@ -148,7 +179,13 @@ class Intake:
         elif (refusal := self._work.refusal(request)) is not None:
             self.answer(Waiting(request, partition), refusal)
         else:
-            self.waiting.append(Waiting(request, partition))
+            self._waiting.append(Waiting(request, partition))
+            self._waiting_bytes += request.size
+
+    def _drop(self, is_unwanted: Callable[[Waiting], bool]) -> None:
+        kept = [each for each in self._waiting if not is_unwanted(each)]
+        self._waiting = deque(kept)
+        self._waiting_bytes = sum(each.request.size for each in kept)
 
     def _refuse(self, partition: Partition, item: Unreadable, record: Record) -> None:
         logger.error(

@@ -17,16 +17,17 @@ class ExecutorSettings:
     ``lease_s``: a claim is good for so long, from before its commit to the start of the call. ``margin_s``:
     what a new owner waits beyond it before it tells a suspect (clocks of two machines may run at different
     rates). ``commit_retry_backoff_ms``: the client's hidden re-sends of a commit come no sooner, and are
-    noticed as late. ``slots``: calls running at once. ``backlog_max``: waiting calls at which reading
-    pauses; it resumes at half, for a pause throws prefetched records away. ``window_low_offsets``: where a
-    partition resumes that paused because its base did not move. ``revoke_drain_s``: how long a revoked
-    partition waits for its running calls; the whole group may wait with it, so it stays well below
-    ``max_poll_interval_ms``. ``drain_s``: the same when leaving; None: the calls' own deadlines bound it.
-    ``deadline_slack_s``: how much later than a call's own deadline the engine's comes, so that a tool port
-    that keeps deadlines itself answers first. ``abort_grace_s``: from the abort signal to the cancellation
-    of the call's task; ``cancel_wait_s``: from there until it is given up. ``abandoned_max``: calls that
-    ignored both before the process leaves to be started anew. ``asks_max``: how often an unanswered
-    question at take-over is put, each for ``ask_timeout_s``, with ``ask_retry_s`` between.
+    noticed as late. ``slots``: calls running at once. ``backlog_max``, ``backlog_bytes_max``: waiting
+    calls, and bytes in them, at which reading pauses; it resumes at half, for a pause throws prefetched
+    records away. ``window_low_offsets``: where a partition resumes that paused because its base did not
+    move. ``revoke_drain_s``: how long a revoked partition waits for its running calls; the whole group may
+    wait with it, so it stays well below ``max_poll_interval_ms``. ``drain_s``: the same when leaving; None:
+    the calls' own deadlines bound it. ``deadline_slack_s``: how much later than a call's own deadline the
+    engine's comes, so that a tool port that keeps deadlines itself answers first. ``abort_grace_s``: from
+    the abort signal to the cancellation of the call's task; ``cancel_wait_s``: from there until it is given
+    up. ``abandoned_max``: calls that ignored both before the process leaves to be started anew.
+    ``asks_max``: how often an unanswered question at take-over is put, each for ``ask_timeout_s``, with
+    ``ask_retry_s`` between.
     """
 
     lease_s: float = 2.0
@@ -41,6 +42,7 @@ class ExecutorSettings:
     poll_wait_s_min: float = 0.001
     poll_wait_s_max: float = 0.02
     backlog_max: int = 2_000
+    backlog_bytes_max: int = 64 << 20
     window_offsets: int = WINDOW_OFFSETS
     window_low_offsets: int = WINDOW_OFFSETS // 2
     revoke_drain_s: float = 30.0

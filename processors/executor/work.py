@@ -37,6 +37,7 @@ class Request:
     timeout_ms: int
     partition: int
     offsets: tuple[int, ...]
+    size: int
     value: ModelRequest | ToolRequest
 
 

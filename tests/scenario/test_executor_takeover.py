@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from perdure.processors.executor.engine import Phase
+from perdure.processors.executor.engine import Exit, Phase
 from perdure.processors.executor.settings import ExecutorSettings
 from perdure.processors.headers import request_headers
 from perdure.processors.offset_map import OffsetMap, encode
@@ -132,16 +132,21 @@ def test_deleted_requests_are_told_lost_once_and_reading_goes_on(stage: Stage) -
     assert stage.committed() == (3, OffsetMap())
 
 
-def test_requests_deleted_under_a_reader_are_told_lost(stage: Stage) -> None:
-    """Records that vanish between two reads are told as lost too."""
-    worker = stage.worker()
+def test_requests_deleted_under_a_reader_are_told_lost_by_its_successor(stage: Stage) -> None:
+    """A worker whose next record has vanished commits what it did and leaves; the next one tells what
+    was lost.
+    """
+    first = stage.worker("w1")
     stage.ask("a")
     stage.settle()
-    worker.executor._consumer.pause([AT])
+    first.executor._consumer.pause([AT])
     for call in ("b", "c", "d"):
         stage.ask(call)
     stage.client.delete_records([Position(AT, 3)], 1)
-    worker.executor._consumer.resume([AT])
+    first.executor._consumer.resume([AT])
+    stage.until(lambda: first.executor.phase is Phase.STOPPED)
+    assert first.executor.exit is Exit.OUT_OF_RANGE
+    stage.worker("w2")
     stage.until(lambda: stage.told("d") == ["Started", "Completed"])
     assert [each.body for each in stage.results() if isinstance(each.body, Lost)] == [Lost(1, 3)]
 
