@@ -19,9 +19,10 @@ from perdure.topics.log import (
     Position,
     TopicPartition,
 )
+from perdure.topics.model_consumer import ModelConsumer
 from perdure.topics.model_faults import Api, Fate
 from perdure.topics.model_transactional import ModelTransactionalProducer
-from tests.scenario.orchestrator_stage import Stage
+from tests.scenario.orchestrator_stage import Stage, Worker
 
 RUNS = 12
 
@@ -147,6 +148,57 @@ def test_killed_around_the_commit(
     stage.worker(stores=stores)
     stage.play_to_the_end()
     check_all_done(stage, run_ids)
+
+
+def test_commit_that_lands_between_the_questions_of_the_successor(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A predecessor whose offsets were taken may still commit: its successor waits for it, then asks for the end.
+
+    Its records reach the log last, as they may; a successor that had asked for the end of run-events first would
+    go on from the new offsets without those events.
+    """
+    stage.cluster.faults.late_records = True
+    first = stage.worker("a")
+    stage.until(lambda: first.host.phase is Phase.PROCESS)
+    run_ids = submit_all(stage)
+    successors: list[Worker] = []
+
+    def take_over(name: str) -> None:
+        if name != "orchestrator.before_commit" or successors:
+            return
+        first.log.stop()
+        stage.workers.remove(first)
+        successors.append(stage.worker("b"))
+        for _ in range(80):
+            stage.step()
+            stage.pass_ms(100)
+        assert successors[0].host.phase is Phase.COMMITTED, "it waits for the open transaction"
+
+    monkeypatch.setattr("perdure.processors.orchestrator.transaction.crash_point", take_over)
+    while not successors:
+        first.host.step()
+    assert len(stage.events()) > 0, "the predecessor has committed"
+    stage.play_to_the_end()
+    check_all_done(stage, run_ids)
+
+
+def test_membership_is_captured_in_the_callback_only(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Transactions use the membership of the assign callback; one asked for later may be newer than the batch."""
+    asked: list[str] = []
+    group_metadata = ModelConsumer.group_metadata
+
+    def spy(self: ModelConsumer) -> GroupMetadata:
+        asked.append(self.client_id)
+        return group_metadata(self)
+
+    monkeypatch.setattr(ModelConsumer, "group_metadata", spy)
+    stage.worker()
+    submit_all(stage)
+    stage.play_to_the_end()
+    assert len(asked) == 1
 
 
 def test_stalled_worker_is_fenced_when_it_goes_on(stage: Stage) -> None:

@@ -266,6 +266,32 @@ def test_gap_that_closes_is_none(stage: Stage) -> None:
     assert stage.outcomes("run-0")[0].seq == event.seq + 3
 
 
+def test_killed_while_a_gap_is_held(stage: Stage) -> None:
+    """Rows never pass an event that is held: killed meanwhile, the next restore finds the same events again."""
+    worker = start(stage)
+    submit_all(stage)
+    stage.settle()
+    event = stage.events("run-0")[-1]
+    partition = stage.partition("run-0")
+    late = [
+        Event("run-0", seq, event.at_ms, CommandRejected("Cancel", "x"))
+        for seq in range(event.seq + 1, event.seq + 5)
+    ]
+    for each in (*late[1:], late[0]):
+        append_event(stage, f"run-0/{each.seq}".encode(), encode(each), partition)
+    worker.kill()
+    stores = MemoryStores()
+    for steps in range(8, 30, 2):
+        halfway = stage.worker(stores=stores, restore_slice_records=1)
+        for _ in range(steps):
+            halfway.host.step()
+        halfway.kill()
+    start(stage, stores)
+    stage.command("run-0", Cancel("x"))
+    stage.until(lambda: stage.outcomes("run-0"))
+    assert stage.dead_letters() == []
+
+
 def test_record_that_names_no_run_is_ignored(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     """A record of run-events without an event's key belongs to no history; it is logged, nothing stops."""
     caplog.set_level(logging.ERROR)
@@ -327,6 +353,7 @@ def test_rows_of_another_incarnation_are_wiped(stage: Stage, caplog: pytest.LogC
     stage.cluster.recreate_topic(stage.topic("run-events"))
     again = start(stage, stores)
     assert wiped(caplog) == set(range(stage.partitions))
+    assert {r.__dict__.get("reason") for r in caplog.records} >= {"run-events was created anew"}
     assert all(rows_without_status(stage, again, p) == {} for p in range(stage.partitions))
 
 
