@@ -7,82 +7,46 @@ from __future__ import annotations
 import ssl
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final
 
-import confluent_kafka as ck
 from confluent_kafka import IsolationLevel
-from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from perdure.connectors.broker_version import VersionUnknown, features_of
+from perdure.connectors.client import Client
 from perdure.connectors.settings import Settings
-from perdure.console.findings import Finding, note, ok, problem, warning
+from perdure.console.findings import Finding, Level, note, ok, problem, warning
+from perdure.console.group_checks import groups
+from perdure.console.patient import TIMEOUT_S, Patient, all_partitions, end_offsets, newest_records
 from perdure.console.timeline import excerpt
-from perdure.processors.clock import Clock
 from perdure.schemas.codec import Tombstone, Undecodable, codec_of
 from perdure.schemas.errors import PerdureError
 from perdure.schemas.outputs import DeadLetter
 from perdure.schemas.registry import BY_TOPIC
 from perdure.topics import provision
 from perdure.topics.kafka_admin import answer
-from perdure.topics.kafka_log import KafkaLog
 from perdure.topics.kafka_provision import KafkaProvision
-from perdure.topics.log import (
-    ConsumerSpec,
-    Eof,
-    GroupProtocol,
-    Isolation,
-    Position,
-    Record,
-    TopicPartition,
-)
+from perdure.topics.log import GroupProtocol
 from perdure.topics.provision import Advice, AlterTopic, PartitionsDiffer
-from perdure.topics.table import DEAD_LETTERS, INPUTS, TOPICS, Namespace, Role
+from perdure.topics.table import DEAD_LETTERS, TOPICS
 
-TIMEOUT_S: Final = 10.0
 LOOK_S: Final = 1.0
-READ_WAIT_S: Final = 0.25
-READ_LOOKS_MAX: Final = 40
-SAMPLE_RECORDS: Final = 20
-OFFSETS_TOPIC: Final = "__consumer_offsets"
 # Topics that others write too: what cannot be decoded there goes to dead-letters and harms nobody.
 OTHERS_WRITE: Final = frozenset({"run-commands", "run-results", "agent-definitions"})
 HANGING_REMEDY: Final = (
     "See who it is: kafka-transactions --bootstrap-server {bootstrap} describe-producers --topic {topic} "
-    "--partition "
-    "{partition}, then `list` for its state. CompleteCommit: write the COMMIT marker (WriteTxnMarkers), "
-    "never `abort`, "
-    "which would lose a committed record. CompleteAbort or unknown: `abort --topic {topic} --partition "
-    "{partition} "
-    "--start-offset N` before any producer with that transactional id starts again."
+    "--partition {partition}, then `list` for its state. CompleteCommit: write the COMMIT marker "
+    "(WriteTxnMarkers), never `abort`, which would lose a committed record. CompleteAbort or unknown: "
+    "`abort --topic {topic} --partition {partition} --start-offset N` before any producer with that "
+    "transactional id starts again."
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Patient:
-    """What the checks look at, and with what. ``patience_s``: how long an open transaction may stand."""
-
-    settings: Settings
-    log: KafkaLog
-    clock: Clock
-    patience_s: float
-
-    @property
-    def namespace(self) -> Namespace:
-        return Namespace(self.settings.namespace)
-
-    @property
-    def admin(self) -> AdminClient:
-        return self.log.admin.client
 
 
 def examined(patient: Patient) -> list[Finding]:
     """All checks in turn; without a broker only the first."""
     findings = guarded("broker", lambda: broker(patient))
-    if any(each.check == "broker" and each.level.value == "problem" for each in findings):
+    if any(each.check == "broker" and each.level is Level.PROBLEM for each in findings):
         return findings
     for name, check in (
         ("topics", topics),
@@ -174,51 +138,17 @@ def topics(patient: Patient) -> list[Finding]:
     ]
 
 
-def groups(patient: Patient) -> list[Finding]:
-    """Does each role have members, and how far behind are they?"""
-    return [_group(patient, role) for role in INPUTS]
-
-
-def _group(patient: Patient, role: Role) -> Finding:
-    admin = KafkaProvision(patient.log.admin)
-    group = patient.namespace.group(role)
-    members = admin.members(group, TIMEOUT_S)
-    at = [
-        TopicPartition(patient.namespace.topic(name), number)
-        for name in INPUTS[role]
-        for number in range(patient.settings.partitions)
-    ]
-    ends = _offsets(patient.admin, at, IsolationLevel.READ_COMMITTED)
-    lag = 0
-    for each in admin.offsets(group, at, TIMEOUT_S):
-        end = ends[each.at]
-        if each.offset is not None and each.offset > end:
-            return problem(
-                "groups",
-                f"{group} stands at {each.offset} of {each.at.topic}/{each.at.partition}, beyond its end "
-                f"{end}.",
-                "Offsets and topic do not belong together (a topic was made anew?): stop the role, reset "
-                "its offsets.",
-            )
-        lag += max(0, end - (each.offset or 0))
-    text = f"{group}: {members} member(s), {lag} record(s) behind."
-    if members == 0:
-        start = f"Start one: perdure worker --role {role.value}"
-        return problem("groups", text, start) if lag else note("groups", text, start)
-    return ok("groups", text)
-
-
 def transactions(patient: Patient) -> list[Finding]:
     """Partitions whose last stable offset stands still below their end: a transaction hangs."""
-    at = _all_partitions(patient)
-    stable = _offsets(patient.admin, at, IsolationLevel.READ_COMMITTED)
-    ends = _offsets(patient.admin, at, IsolationLevel.READ_UNCOMMITTED)
+    at = all_partitions(patient)
+    stable = end_offsets(patient.admin, at, IsolationLevel.READ_COMMITTED)
+    ends = end_offsets(patient.admin, at, IsolationLevel.READ_UNCOMMITTED)
     open_ = [each for each in at if stable[each] < ends[each]]
     until_s = patient.clock.boot_s() + patient.patience_s
     pause = threading.Event()
     while open_ and patient.clock.boot_s() < until_s:
         pause.wait(LOOK_S)
-        now = _offsets(patient.admin, open_, IsolationLevel.READ_COMMITTED)
+        now = end_offsets(patient.admin, open_, IsolationLevel.READ_COMMITTED)
         open_ = [each for each in open_ if now[each] == stable[each]]
     if not open_:
         return [ok("transactions", f"None hangs ({len(at)} partitions).")]
@@ -243,7 +173,7 @@ def schemas(patient: Patient) -> list[Finding]:
     for spec in TOPICS:
         bad: Counter[str] = Counter()
         codec = codec_of(BY_TOPIC[spec.name].type)
-        for record in _newest(patient, spec.name):
+        for record in newest_records(patient, spec.name):
             count += 1
             try:
                 codec.decode(record.value)
@@ -269,7 +199,7 @@ def dead_letters(patient: Patient) -> list[Finding]:
     """What was set aside lately, by reason."""
     found: Counter[str] = Counter()
     last = ""
-    for record in _newest(patient, DEAD_LETTERS):
+    for record in newest_records(patient, DEAD_LETTERS):
         try:
             letter = codec_of(DeadLetter).decode(record.value)
         except Undecodable as error:
@@ -290,8 +220,6 @@ def dead_letters(patient: Patient) -> list[Finding]:
 
 def runs(patient: Patient) -> list[Finding]:
     """How many there are in which state, and whether a history is damaged."""
-    from perdure.connectors.client import Client
-
     with Client(patient.settings, log=patient.log, clock=patient.clock) as client:
         found = client.runs()
     damaged = [each for each in found if each.code == "quarantined"]
@@ -308,58 +236,3 @@ def runs(patient: Patient) -> list[Finding]:
         for each in damaged
     ]
     return findings
-
-
-def _all_partitions(patient: Patient) -> list[TopicPartition]:
-    names = [patient.namespace.topic(spec.name) for spec in TOPICS]
-    found = patient.log.describe([*names, OFFSETS_TOPIC], TIMEOUT_S)
-    return [TopicPartition(name, number) for name, info in found.items() for number in range(info.partitions)]
-
-
-def _offsets(
-    admin: AdminClient, at: Sequence[TopicPartition], isolation: IsolationLevel
-) -> Mapping[TopicPartition, int]:
-    """End offsets of many partitions, asked in as few requests as there are brokers."""
-    if not at:
-        return {}
-    untyped: Any = admin
-    latest: Any = cast("Any", OffsetSpec).latest()
-    native = {ck.TopicPartition(each.topic, each.partition): latest for each in at}
-    asked: dict[ck.TopicPartition, Future[Any]] = untyped.list_offsets(
-        native, isolation_level=isolation, request_timeout=TIMEOUT_S
-    )
-    return {
-        TopicPartition(str(each.topic), int(each.partition)): int(answer(future, TIMEOUT_S).offset)
-        for each, future in asked.items()
-    }
-
-
-def _newest(patient: Patient, name: str) -> list[Record]:
-    """Up to SAMPLE_RECORDS of the newest records of each partition of a topic."""
-    topic = patient.namespace.topic(name)
-    info = patient.log.describe([topic], TIMEOUT_S).get(topic)
-    starts: list[Position] = []
-    for number in range(info.partitions if info is not None else 0):
-        at = TopicPartition(topic, number)
-        marks = patient.log.watermarks(at, Isolation.COMMITTED, TIMEOUT_S)
-        if marks.low < marks.end:
-            starts.append(Position(at, max(marks.low, marks.end - SAMPLE_RECORDS)))
-    if not starts:
-        return []
-    consumer = patient.log.consumer(ConsumerSpec("perdure.doctor", eof=True))
-    found: list[Record] = []
-    behind = {each.at for each in starts}
-    try:
-        consumer.assign(starts)
-        for _ in range(READ_LOOKS_MAX):
-            for item in consumer.poll(1_000, READ_WAIT_S):
-                match item:
-                    case Record():
-                        found.append(item)
-                    case Eof():
-                        behind.discard(TopicPartition(item.topic, item.partition))
-            if not behind:
-                break
-    finally:
-        consumer.close()
-    return found

@@ -37,7 +37,8 @@ def doctor(
     ] = PATIENCE_S_DEFAULT,
 ) -> None:
     """Check broker, topics, groups, transactions, schemas and runs; exit code 1 if somebody has to act."""
-    from perdure.console.checks import Patient, examined, guarded
+    from perdure.console.checks import examined, guarded
+    from perdure.console.patient import Patient
     from perdure.console.verification import verify as verified
     from perdure.processors.clock import SystemClock
     from perdure.topics.kafka_log import KafkaLog
