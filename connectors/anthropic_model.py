@@ -258,6 +258,8 @@ def _classified(
     default = "invalid_request_error" if 400 <= status < 500 else "api_error"
     code, is_retryable = CODES.get(error.type) or CODES[STATUS_TYPES.get(status, default)]
     told = f"{error.type or status}: {error.message}"
+    if usage is None and status >= 400:
+        usage = Usage()  # refused with a status: nothing was generated, nothing is billed
     return _failed(
         call,
         code,

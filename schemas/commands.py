@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from perdure.schemas.values import LogPosition, Provenance, Struct, Usage, Verdict
+from perdure.schemas.values import Budget, LogPosition, Provenance, Struct, Verdict
 
 
 class Submit(Struct, frozen=True, tag="Submit"):
@@ -21,7 +21,7 @@ class Submit(Struct, frozen=True, tag="Submit"):
     deadline_ms: int | None = None
     not_before_ms: int | None = None
     max_turns: int | None = None
-    budget: Usage | None = None
+    budget: Budget | None = None
 
 
 class Decide(Struct, frozen=True, tag="Decide"):
@@ -51,7 +51,7 @@ class Resume(Struct, frozen=True, tag="Resume"):
 
     message: str | None = None
     extra_turns: int | None = None
-    budget: Usage | None = None
+    budget: Budget | None = None
 
 
 class Signal(Struct, frozen=True, tag="Signal"):

@@ -18,7 +18,7 @@ from perdure.schemas.errors import Reject
 from perdure.schemas.json_schema import InvalidSchema, check_schema
 from perdure.schemas.limits import AGENT_CHARS_MAX, PAYLOAD_BYTES_MAX, TIMEOUT_MS_MAX, TOOL_NAME_CHARS_MAX
 from perdure.schemas.outputs import DefinitionRecord
-from perdure.schemas.values import Effect, Struct
+from perdure.schemas.values import Budget, Effect, Struct
 
 MAX_TURNS_DEFAULT: Final = 50
 TOOL_CALLS_PER_TURN_MAX_DEFAULT: Final = 16
@@ -26,6 +26,7 @@ MAX_TOKENS_DEFAULT: Final = 4096
 TOOL_TIMEOUT_MS_DEFAULT: Final = 60_000
 MODEL_TIMEOUT_MS_DEFAULT: Final = 600_000
 TOOL_ATTEMPTS_MAX_DEFAULT: Final = 3
+TOOL_REPEATS_MAX_DEFAULT: Final = 3
 
 AGENT_PATTERN: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{AGENT_CHARS_MAX}}}", re.ASCII)
 """Agent names and versions; they are parts of record keys."""
@@ -56,7 +57,9 @@ class ToolDefinition(Struct, frozen=True):
 
     ``reconcile``: name of the (hidden) reconciliation tool. ``settle_ms``: how long the outside service may
     still finish what it received after an attempt is over. ``attempts_max``: bound on attempts that are not
-    non_idempotent. ``is_hidden``: not offered to the model.
+    non_idempotent. ``repeats_max``: identical calls that fail or change nothing, before the next is
+    intercepted (0: never; for tools that poll). ``cosmetic``: names of arguments that do not make a call
+    another one. ``is_hidden``: not offered to the model.
     """
 
     name: str
@@ -68,6 +71,8 @@ class ToolDefinition(Struct, frozen=True):
     settle_ms: int = 0
     attempts_max: int = TOOL_ATTEMPTS_MAX_DEFAULT
     needs_approval: bool = False
+    repeats_max: int = TOOL_REPEATS_MAX_DEFAULT
+    cosmetic: tuple[str, ...] = ()
     is_hidden: bool = False
 
 
@@ -87,6 +92,7 @@ class AgentDefinition(Struct, frozen=True):
     max_turns: int = MAX_TURNS_DEFAULT
     tool_calls_per_turn_max: int = TOOL_CALLS_PER_TURN_MAX_DEFAULT
     model_timeout_ms: int = MODEL_TIMEOUT_MS_DEFAULT
+    budget: Budget | None = None
     parameters: Mapping[str, Any] = {}
     output_schema: Mapping[str, Any] | None = None
 

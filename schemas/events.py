@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from perdure.schemas.values import (
     Answer,
+    Budget,
     Effect,
     PendingKind,
     Provenance,
@@ -31,7 +32,7 @@ class RunCreated(Struct, frozen=True, tag="RunCreated"):
     max_turns: int
     deadline_ms: int | None = None
     not_before_ms: int | None = None
-    budget: Usage | None = None
+    budget: Budget | None = None
     waiting_for: str | None = None
     retry_at_ms: int | None = None
 
@@ -54,7 +55,9 @@ class RunWaiting(Struct, frozen=True, tag="RunWaiting"):
 class TurnStarted(Struct, frozen=True, tag="TurnStarted"):
     """The model is asked, for the ``attempt``-th time, for turn ``turn``.
 
-    ``notice``: text appended after the tool results (final notice). ``allow_tools`` False: the last turn.
+    ``texts``: appended to the transcript after the tool results, in order (signals, a resume's message, the
+    final notice). ``allow_tools`` False: the last turn. ``reserved``: the worst case of this attempt, held
+    against the budget until its usage is known.
     """
 
     turn: int
@@ -63,8 +66,21 @@ class TurnStarted(Struct, frozen=True, tag="TurnStarted"):
     start_by_ms: int
     timeout_ms: int
     max_tokens: int
-    notice: str | None = None
+    texts: tuple[str, ...] = ()
     allow_tools: bool = True
+    reserved: Usage = Usage()
+
+
+class TurnResumed(Struct, frozen=True, tag="TurnResumed"):
+    """A resumed run takes up its last turn, whose calls do not all have their results."""
+
+    turn: int
+
+
+class SignalReceived(Struct, frozen=True, tag="SignalReceived"):
+    """A message into the run; its next turn takes it."""
+
+    message: str
 
 
 class TranscriptSent(Struct, frozen=True, tag="TranscriptSent"):
@@ -103,7 +119,10 @@ class ModelAttemptEnded(Struct, frozen=True, tag="ModelAttemptEnded"):
 
 
 class ToolCallRequested(Struct, frozen=True, tag="ToolCallRequested"):
-    """The model asks for a call; durable before anything starts. ``arguments``: canonical JSON (RFC 8785)."""
+    """The model asks for a call; durable before anything starts. ``arguments``: canonical JSON (RFC 8785).
+
+    ``fingerprint``: of tool and arguments without the cosmetic ones; equal for identical calls.
+    """
 
     turn: int
     index: int
@@ -112,6 +131,7 @@ class ToolCallRequested(Struct, frozen=True, tag="ToolCallRequested"):
     arguments: bytes
     effect: Effect
     idempotency_key: str
+    fingerprint: bytes = b""
 
 
 class ToolDispatched(Struct, frozen=True, tag="ToolDispatched"):
@@ -227,7 +247,9 @@ class CommandRejected(Struct, frozen=True, tag="CommandRejected"):
 class SurplusRecorded(Struct, frozen=True, tag="SurplusRecorded"):
     """A result that changes no state: late, of another attempt, or a second one. Its usage still counts.
 
-    ``corrects_estimate``: request id of the attempt whose estimated usage this replaces.
+    ``corrects_estimate``: the usage replaces the estimate that was charged for this request id.
+    ``content``: what a tool answered after its run had ended; a resume takes it as the call's result.
+    ``closes_attempt``: the attempt is known to be over, one way or the other.
     """
 
     turn: int
@@ -239,6 +261,9 @@ class SurplusRecorded(Struct, frozen=True, tag="SurplusRecorded"):
     usage: Usage = Usage()
     content_sha256: bytes = b""
     corrects_estimate: bool = False
+    content: bytes | None = None
+    is_error: bool = False
+    closes_attempt: bool = False
 
 
 class RunCompleted(Struct, frozen=True, tag="RunCompleted"):
@@ -275,7 +300,7 @@ class RunResumed(Struct, frozen=True, tag="RunResumed"):
     execution: int
     message: str | None
     max_turns: int
-    budget: Usage | None
+    budget: Budget | None
 
 
 EventBody: TypeAlias = (
@@ -283,6 +308,8 @@ EventBody: TypeAlias = (
     | AgentPinned
     | RunWaiting
     | TurnStarted
+    | TurnResumed
+    | SignalReceived
     | TranscriptSent
     | ModelResponded
     | ModelAttemptEnded

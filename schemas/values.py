@@ -111,6 +111,7 @@ class ResultSource(StrEnum):
     RECONCILED = "reconciled"
     DECIDED = "decided"
     SYNTHETIC = "synthetic"
+    INTERCEPTED = "intercepted"
 
 
 class Usage(Struct, frozen=True):
@@ -130,6 +131,16 @@ class Usage(Struct, frozen=True):
             self.cache_read_tokens + other.cache_read_tokens,
             self.cost_nano_usd + other.cost_nano_usd,
         )
+
+
+class Budget(Struct, frozen=True):
+    """The most a run may use; None: no bound. Tokens are counts, money is 1e-9 US dollars."""
+
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cache_creation_tokens: int | None = None
+    cache_read_tokens: int | None = None
+    cost_nano_usd: int | None = None
 
 
 class Provenance(Struct, frozen=True):

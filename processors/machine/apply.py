@@ -8,12 +8,13 @@ from typing import assert_never
 from msgspec.structs import replace
 
 from perdure.processors.machine import apply_calls as calls
+from perdure.processors.machine.budget import charge_estimate, replace_estimate
 from perdure.processors.machine.lifecycle import IllegalEvent, move
-from perdure.processors.machine.messages import message_of
+from perdure.processors.machine.messages import message_of, texts_message
 from perdure.processors.machine.state import Closed, ModelCall, Run
 from perdure.processors.machine.transcript import extend_digest, start_digest
 from perdure.schemas import events as ev
-from perdure.schemas.values import RunState
+from perdure.schemas.values import RunState, Usage
 
 NOT_COUNTED = frozenset({"unavailable", "expired", "suspect", "late_claim"})
 """Codes of ended model attempts that say nothing against the model."""
@@ -106,22 +107,17 @@ def _change(run: Run, event: ev.Event) -> Run:
         case ev.ModelAttemptEnded():
             return _attempt_ended(run, body)
         case ev.SurplusRecorded():
-            return calls.close_attempt(replace(run, usage=run.usage + body.usage), body.request_id)
+            return _surplus(run, body)
+        case ev.SignalReceived():
+            return replace(run, texts=(*run.texts, body.message))
+        case ev.TurnResumed():
+            return replace(run, state=RunState.RUNNING, waiting_for=None)
         case ev.CommandRejected():
             return run
         case ev.RunCompleted() | ev.RunFailed() | ev.RunCancelled() | ev.RunTimedOut():
             return _closed(run, event.at_ms, body)
         case ev.RunResumed():
-            return replace(
-                run,
-                state=RunState.QUEUED,
-                execution=body.execution,
-                closed=None,
-                max_turns=body.max_turns,
-                budget=body.budget,
-                failures=0,
-                deadline_ms=None,
-            )
+            return _resumed(run, body)
         case _:
             return calls.change(run, event.at_ms, body)
     assert_never(body)
@@ -152,8 +148,10 @@ def _turn_started(run: Run, body: ev.TurnStarted) -> Run:
             run = replace(run, base_digest=start, digest=start, input=None)
         if message:
             run = _append(run, message)
-    elif body.turn != run.turn or run.model is None or body.attempt != run.model.attempt + 1:
+    elif body.turn != run.turn or body.attempt != run.attempts + 1 or run.turns_completed >= run.turn:
         raise IllegalEvent(f"turn {body.turn} attempt {body.attempt} after turn {run.turn}")
+    elif body.texts:
+        run = _append(run, texts_message(body.texts))
     model = ModelCall(
         turn=body.turn,
         attempt=body.attempt,
@@ -163,20 +161,30 @@ def _turn_started(run: Run, body: ev.TurnStarted) -> Run:
         timeout_ms=body.timeout_ms,
         max_tokens=body.max_tokens,
         allow_tools=body.allow_tools,
+        reserved=body.reserved,
     )
     return replace(
-        run, state=RunState.RUNNING, turn=body.turn, model=model, calls=(), waiting_for=None, retry_at_ms=None
+        run,
+        state=RunState.RUNNING,
+        turn=body.turn,
+        attempts=body.attempt,
+        model=model,
+        calls=(),
+        texts=() if body.texts else run.texts,
+        waiting_for=None,
+        retry_at_ms=None,
     )
 
 
 def _responded(run: Run, body: ev.ModelResponded) -> Run:
     if _model(run).request_id != body.request_id:
         raise IllegalEvent("a response to another request")
+    usage = body.usage
     run = replace(
-        run,
+        replace_estimate(run, body.request_id, usage),
         model=None,
         turns_completed=run.turns_completed + 1,
-        usage=run.usage + body.usage,
+        last_input_tokens=usage.input_tokens + usage.cache_creation_tokens + usage.cache_read_tokens,
         base_digest=run.digest,
         tail=(),
     )
@@ -185,11 +193,39 @@ def _responded(run: Run, body: ev.ModelResponded) -> Run:
 
 def _attempt_ended(run: Run, body: ev.ModelAttemptEnded) -> Run:
     counted = 0 if body.code in NOT_COUNTED else 1
+    run = replace(
+        run, model=replace(_model(run), retry_at_ms=body.retry_at_ms), failures=run.failures + counted
+    )
+    if body.is_estimated:
+        return charge_estimate(run, body.request_id, body.usage)
+    return replace(run, usage=run.usage + body.usage)
+
+
+def _surplus(run: Run, body: ev.SurplusRecorded) -> Run:
+    if body.corrects_estimate:
+        run = replace_estimate(run, body.request_id, body.usage)
+    else:
+        run = replace(run, usage=run.usage + body.usage)
+    if body.content is not None:
+        run = calls.keep_late(run, body.call_id, body.content, is_error=body.is_error)
+    return calls.close_attempt(run, body.request_id) if body.closes_attempt else run
+
+
+def _resumed(run: Run, body: ev.RunResumed) -> Run:
+    if not run.state.is_terminal or body.execution != run.execution + 1:
+        raise IllegalEvent(f"execution {body.execution} after {run.execution} in {run.state}")
     return replace(
         run,
-        model=replace(_model(run), retry_at_ms=body.retry_at_ms),
-        usage=run.usage + body.usage,
-        failures=run.failures + counted,
+        state=RunState.QUEUED,
+        execution=body.execution,
+        closed=None,
+        max_turns=body.max_turns,
+        budget=body.budget,
+        texts=run.texts if body.message is None else (*run.texts, body.message),
+        failures=0,
+        interceptions=0,
+        deadline_ms=None,
+        not_before_ms=None,
     )
 
 
@@ -213,6 +249,9 @@ def _closed(
             closed = Closed(at_ms, code=body.reason)
         case _:
             assert_never(body)
+    model = run.model
+    if model is not None and model.retry_at_ms is None and model.reserved != Usage():
+        run = charge_estimate(run, model.request_id, model.reserved)  # what was asked may still be answered
     return replace(
         run, state=state, closed=closed, model=None, pending=(), retry_at_ms=None, waiting_for=None
     )

@@ -8,6 +8,7 @@ from typing import Final, TypeAlias, assert_never
 from msgspec.structs import replace
 
 from perdure.processors.machine.lifecycle import IllegalEvent
+from perdure.processors.machine.repetition import learn, remember
 from perdure.processors.machine.state import Attempt, Call, CallPhase, Pending, Reconciliation, Run
 from perdure.schemas import events as ev
 from perdure.schemas.values import ResultSource, RunState
@@ -50,6 +51,12 @@ def close_attempt(run: Run, request_id: str) -> Run:
     return run
 
 
+def keep_late(run: Run, call_id: str, content: bytes, *, is_error: bool) -> Run:
+    """Keep what a tool answered after its run had ended."""
+    call = run.call(call_id)
+    return run if call is None else _put(run, replace(call, late_content=content, is_late_error=is_error))
+
+
 def change(run: Run, at_ms: int, body: CallEvent) -> Run:
     """The run after an event of one of its calls."""
     if isinstance(body, ev.ToolCallRequested):
@@ -63,7 +70,11 @@ def change(run: Run, at_ms: int, body: CallEvent) -> Run:
     if isinstance(body, ev.ApprovalRequested):
         pending = Pending(body.call_id, body.kind, body.token, at_ms, body.deadline_ms)
         run = replace(run, pending=(*run.pending, pending))
-    elif isinstance(body, (ev.DecisionRecorded, ev.ToolCompleted, ev.ToolAttemptEnded)):
+    elif isinstance(body, ev.ToolCompleted):
+        run = learn(run, body.call_id, body.content, is_error=body.is_error)
+        if body.source is ResultSource.INTERCEPTED:
+            run = replace(run, interceptions=run.interceptions + 1)
+    if isinstance(body, (ev.DecisionRecorded, ev.ToolCompleted, ev.ToolAttemptEnded)):
         run = replace(run, pending=tuple(p for p in run.pending if p.call_id != body.call_id))
     return replace(run, state=resting_state(run))
 
@@ -73,6 +84,7 @@ def _requested(run: Run, body: ev.ToolCallRequested) -> Run:
         raise IllegalEvent(f"call {body.call_id} can not be requested now")
     call = Call(body.call_id, body.index, body.tool, body.arguments, body.effect, body.idempotency_key)
     run = replace(run, calls=(*run.calls, call), seen_call_ids=run.seen_call_ids + hash_call_id(body.call_id))
+    run = remember(run, body.fingerprint, body.call_id)
     return replace(run, state=resting_state(run))
 
 

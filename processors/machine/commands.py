@@ -6,12 +6,14 @@ from typing import Final, assert_never
 
 from perdure.processors.machine import ambiguity
 from perdure.processors.machine.approvals import VERDICTS
+from perdure.processors.machine.budget import narrowed
 from perdure.processors.machine.draft import Draft
 from perdure.processors.machine.inputs import CommandInput, RefuseInput
 from perdure.processors.machine.requests import answer, answer_error, dispatch
+from perdure.processors.machine.resume import resume, resume_fault, start_if_possible
 from perdure.processors.machine.state import Pending
 from perdure.processors.machine.tokens import is_same_token
-from perdure.processors.machine.turns import advance, start_if_possible
+from perdure.processors.machine.turns import advance
 from perdure.schemas import commands as cmd
 from perdure.schemas import events as ev
 from perdure.schemas.canonical import canonical_json, dumps_verbatim, loads_json, normalise_json
@@ -46,10 +48,28 @@ def decide_command(draft: Draft, given: CommandInput, *, exists: bool) -> None:
                 _reject(draft, body, "run_terminal")
             else:
                 draft.emit(ev.RunCancelled(reason=body.reason))
-        case cmd.Resume() | cmd.Signal():
-            _reject(draft, body, "not_supported")
+        case cmd.Resume():
+            fault = resume_fault(draft, body)
+            if fault is None:
+                resume(draft, body)
+            else:
+                _reject(draft, body, fault)
+        case cmd.Signal():
+            if draft.run.state.is_terminal:
+                _reject(draft, body, "run_terminal")
+            elif not body.message:
+                _reject(draft, body, "empty_message")
+            else:
+                draft.emit(ev.SignalReceived(clean_text(body.message)))
         case _:
             assert_never(body)
+
+
+def clean_text(text: str) -> str:
+    """A text as it will be stored and sent: lone surrogates and NUL replaced."""
+    cleaned = normalise_json(text)
+    assert isinstance(cleaned, str)
+    return cleaned
 
 
 def _reject(draft: Draft, body: cmd.CommandBody, reason: str) -> None:
@@ -74,7 +94,7 @@ def _submit(draft: Draft, given: CommandInput, body: cmd.Submit) -> None:
             max_turns=min(limit, body.max_turns or limit),
             deadline_ms=body.deadline_ms,
             not_before_ms=body.not_before_ms,
-            budget=body.budget,
+            budget=narrowed(definition.budget if definition else None, body.budget),
             waiting_for=None if definition else f"agent {body.agent} {body.version or '(newest)'}",
             retry_at_ms=None if definition else draft.now_ms + context.settings.agent_wait_ms,
         )

@@ -18,9 +18,9 @@ from perdure.processors.machine.inputs import (
 )
 from perdure.processors.machine.replies import decide_reply
 from perdure.processors.machine.results import decide_tool_result
+from perdure.processors.machine.resume import start_if_possible
 from perdure.processors.machine.state import Run
 from perdure.processors.machine.timers import decide_timer
-from perdure.processors.machine.turns import start_if_possible
 from perdure.schemas.results import Lost, ModelFailed, ModelReplied, NeedTranscript
 
 UNKNOWN_RUN = "unknown_run"

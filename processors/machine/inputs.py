@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final, TypeAlias
 
+from perdure.processors.machine.budget import Price
 from perdure.schemas.commands import Command
 from perdure.schemas.definition import AgentDefinition
 from perdure.schemas.events import Event
@@ -69,7 +70,7 @@ class Context(Struct, frozen=True):
     bytes, fresh for every call, from which ids are derived. ``definition``: the run's pinned definition, or
     for a run without one the definition its command or its ``waiting_for`` asks for; None: not known on
     this worker. ``definition_digest``: its content hash. ``may_start``: a slot is free in this partition.
-    ``token_key``: secret of the resume tokens.
+    ``token_key``: secret of the resume tokens. ``price``: of the agent's model, None: not known.
     """
 
     now_ms: int
@@ -79,6 +80,7 @@ class Context(Struct, frozen=True):
     may_start: bool
     settings: MachineSettings = MachineSettings()
     token_key: bytes = b""
+    price: Price | None = None
 
 
 class SendTranscript(Struct, frozen=True):

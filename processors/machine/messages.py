@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 from perdure.processors.machine.state import Run
 from perdure.schemas import events as ev
@@ -21,23 +22,33 @@ def message_of(before: Run, body: ev.EventBody) -> bytes | None:
         case ev.ModelResponded():
             return body.message or None
         case ev.TurnStarted() if body.turn == before.turn + 1:
-            return _user_message(before, body.notice)
+            return _user_message(before, body.texts)
+        case ev.TurnStarted() if body.texts:
+            return texts_message(body.texts)
         case _:
             return None
 
 
-def _user_message(before: Run, notice: str | None) -> bytes | None:
+def texts_message(texts: Sequence[str]) -> bytes:
+    """A user message of texts alone: a resumed turn has more to say than its first attempt."""
+    return dumps_verbatim({"role": "user", "content": [_text(text) for text in texts]})
+
+
+def _user_message(before: Run, texts: Sequence[str]) -> bytes | None:
     blocks: list[Any] = []
     if before.turn == 0 and before.input is not None:
         content = loads_json(before.input)
-        if notice is None:
+        if not texts:
             return dumps_verbatim({"role": "user", "content": content})
-        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)  # type: ignore[arg-type]
+        blocks = [_text(content)] if isinstance(content, str) else list(cast("list[Any]", content))
     for call in sorted(before.calls, key=lambda call: call.index):
         blocks.append(_result_block(call.call_id, call.content, is_error=call.is_error))
-    if notice is not None:
-        blocks.append({"type": "text", "text": notice})
+    blocks += [_text(text) for text in texts]
     return dumps_verbatim({"role": "user", "content": blocks}) if blocks else None
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
 
 
 def _result_block(call_id: str, content: bytes | None, *, is_error: bool) -> dict[str, Any]:

@@ -56,6 +56,8 @@ def project(before: Run | None, event: ev.Event, after: Run) -> tuple[Projected,
             ev.RunCreated()
             | ev.AgentPinned()
             | ev.RunWaiting()
+            | ev.TurnResumed()
+            | ev.SignalReceived()
             | ev.TranscriptSent()
             | ev.ModelResponded()
             | ev.ModelAttemptEnded()

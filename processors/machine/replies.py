@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from perdure.processors.machine.assistant import AssistantMessage, MalformedReply, normalise_assistant
 from perdure.processors.machine.draft import Draft
 from perdure.processors.machine.inputs import SendTranscript
@@ -42,21 +44,17 @@ def decide_reply(draft: Draft, result: rs.Result) -> None:
             end_model_attempt(draft, model, "suspect", "the worker that asked the model is gone", delay_ms=0)
         case rs.Declined():
             delay_ms = draft.context.settings.unavailable_delay_ms
-            end_model_attempt(draft, model, str(body.reason), body.message, delay_ms)
+            end_model_attempt(draft, model, str(body.reason), body.message, delay_ms, Usage())
         case rs.Undecodable():
-            end_model_attempt(draft, model, "undecodable", body.reason, draft.backoff_ms(draft.run.failures))
+            delay_ms = draft.backoff_ms(draft.run.failures)
+            end_model_attempt(draft, model, "undecodable", body.reason, delay_ms, Usage())
         case rs.Started() | rs.Completed() | rs.Failed() | rs.Reconciled() | rs.Lost():
             _late(draft, result, "not_for_a_model_request")
 
 
 def _late(draft: Draft, result: rs.Result, reason: str) -> None:
-    usage = Usage()
-    if isinstance(result.body, rs.ModelReplied):
-        usage = result.body.usage
-    elif isinstance(result.body, rs.ModelFailed):
-        usage = result.body.usage or Usage()
-    if usage != Usage() or isinstance(result.body, (rs.ModelReplied, rs.ModelFailed)):
-        record_surplus(draft, result, reason, usage)
+    if isinstance(result.body, (rs.ModelReplied, rs.ModelFailed)):
+        record_surplus(draft, result, reason, result.body.usage)
 
 
 def _need_transcript(draft: Draft, model: ModelCall) -> None:
@@ -70,9 +68,13 @@ def _need_transcript(draft: Draft, model: ModelCall) -> None:
 def end_model_attempt(
     draft: Draft, model: ModelCall, code: str, message: str, delay_ms: int, usage: Usage | None = None
 ) -> None:
-    """End the attempt and try again, at once or by a durable timer, while failures are within their limit."""
+    """End the attempt and try again, at once or by a durable timer, while failures are within their limit.
+
+    ``usage`` None: it is not known what the attempt cost, so its reservation is charged until its result
+    comes.
+    """
     retry_at_ms: int | None = draft.now_ms + delay_ms
-    run = draft.emit(_ended(model, code, message, retry_at_ms, usage or Usage()))
+    run = draft.emit(_ended(model, code, message, retry_at_ms, usage))
     if run.failures > draft.context.settings.model_failures_max:
         fail(
             draft, "model_failures_exceeded", f"{run.failures} attempts failed, the last with {code}", "model"
@@ -82,7 +84,7 @@ def end_model_attempt(
 
 
 def _ended(
-    model: ModelCall, code: str, message: str, retry_at_ms: int | None, usage: Usage
+    model: ModelCall, code: str, message: str, retry_at_ms: int | None, usage: Usage | None
 ) -> ev.ModelAttemptEnded:
     return ev.ModelAttemptEnded(
         turn=model.turn,
@@ -91,17 +93,29 @@ def _ended(
         code=code,
         message=message,
         retry_at_ms=retry_at_ms,
-        usage=usage,
+        usage=model.reserved if usage is None else usage,
+        is_estimated=usage is None and model.reserved != Usage(),
+    )
+
+
+def _cut(model: ModelCall, usage: Usage | None) -> Usage | None:
+    """What a broken stream cost: its input is known, its output may have been longer than what arrived."""
+    if usage is None or usage == Usage():
+        return usage
+    return replace(
+        usage,
+        output_tokens=max(usage.output_tokens, model.reserved.output_tokens),
+        cost_nano_usd=max(usage.cost_nano_usd, model.reserved.cost_nano_usd),
     )
 
 
 def _failed(draft: Draft, model: ModelCall, body: rs.ModelFailed) -> None:
     if not body.is_retryable:
-        draft.emit(_ended(model, body.code, body.message, None, body.usage or Usage()))
+        draft.emit(_ended(model, body.code, body.message, None, _cut(model, body.usage)))
         fail(draft, body.code, body.message, "model")
         return
     delay_ms = max(1, body.retry_after_ms or 0, draft.backoff_ms(draft.run.failures))
-    end_model_attempt(draft, model, body.code, body.message, delay_ms, body.usage)
+    end_model_attempt(draft, model, body.code, body.message, delay_ms, _cut(model, body.usage))
 
 
 def _replied(draft: Draft, model: ModelCall, body: rs.ModelReplied) -> None:

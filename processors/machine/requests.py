@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Final
 
 from perdure.processors.machine.approvals import ask_person
 from perdure.processors.machine.assistant import WantedCall
 from perdure.processors.machine.draft import Draft
+from perdure.processors.machine.repetition import fingerprint, is_last_a_repetition
 from perdure.processors.machine.state import Call
 from perdure.schemas import events as ev
 from perdure.schemas.canonical import dumps_verbatim, loads_json, normalise_json
@@ -15,6 +17,12 @@ from perdure.schemas.definition import ToolDefinition
 from perdure.schemas.errors import Reject
 from perdure.schemas.limits import JSON_DEPTH_MAX
 from perdure.schemas.values import Effect, PendingKind, ResultSource
+
+NOT_STARTED: Final = "The run ended before this call was started, so it was not executed."
+LOOP_NOTICE: Final = (
+    "This call was not executed: the same call has been made before, again and again, and it failed or "
+    "changed nothing. Repeating it will not help. Use what is known, try another way, or say what is missing."
+)
 
 
 def idempotency_key(run_id: str, call_id: str) -> str:
@@ -32,6 +40,7 @@ def request_calls(draft: Draft, wanted: Sequence[WantedCall], *, allow_tools: bo
     """Record every call of the turn, then dispatch what may run, ask about what needs approval, refuse the
     rest.
     """
+    repeated: dict[str, bool] = {}
     for index, call in enumerate(wanted):
         tool = tool_of(draft, call.tool)
         draft.emit(
@@ -43,8 +52,10 @@ def request_calls(draft: Draft, wanted: Sequence[WantedCall], *, allow_tools: bo
                 arguments=call.arguments,
                 effect=tool.effect if tool else Effect.NON_IDEMPOTENT,
                 idempotency_key=idempotency_key(draft.run.run_id, call.call_id),
+                fingerprint=fingerprint(call.tool, call.arguments, tool.cosmetic if tool else ()),
             )
         )
+        repeated[call.call_id] = tool is not None and is_last_a_repetition(draft.run, tool.repeats_max)
     limit = draft.definition.tool_calls_per_turn_max
     for index, call in enumerate(wanted):
         tool = tool_of(draft, call.tool)
@@ -55,7 +66,9 @@ def request_calls(draft: Draft, wanted: Sequence[WantedCall], *, allow_tools: bo
             refusal = f"At most {limit} tools can be called in one turn, so this call was not executed."
         elif refusal is None and tool is None:
             refusal = f"There is no tool named {call.tool!r}, so nothing was executed."
-        if refusal is not None or tool is None:
+        if refusal is None and repeated[call.call_id]:
+            answer_error(draft, call.call_id, LOOP_NOTICE, ResultSource.INTERCEPTED)
+        elif refusal is not None or tool is None:
             answer_error(draft, call.call_id, refusal or "", ResultSource.SYNTHETIC)
         elif tool.needs_approval:
             ask_person(draft, call.call_id, PendingKind.APPROVAL)
@@ -88,11 +101,8 @@ def answer(
 ) -> None:
     """Give a call its one effective result, normalised before it is persisted."""
     call = _call(draft, call_id)
-    try:
-        content = dumps_verbatim(normalise_json(loads_json(content, depth_max=JSON_DEPTH_MAX)))
-    except Reject as error:
-        is_error = True
-        content = dumps_verbatim(f"The tool ran, but its result could not be read: {error}")
+    content, is_unreadable = stored_content(content)
+    is_error = is_error or is_unreadable
     draft.emit(
         ev.ToolCompleted(
             turn=draft.run.turn,
@@ -103,6 +113,14 @@ def answer(
             source=source,
         )
     )
+
+
+def stored_content(content: bytes) -> tuple[bytes, bool]:
+    """A result as it will be stored and re-sent for ever, and whether it had to be replaced by an error."""
+    try:
+        return dumps_verbatim(normalise_json(loads_json(content, depth_max=JSON_DEPTH_MAX))), False
+    except Reject as error:
+        return dumps_verbatim(f"The tool ran, but its result could not be read: {error}"), True
 
 
 def answer_error(draft: Draft, call_id: str, message: str, source: ResultSource) -> None:

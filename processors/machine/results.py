@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from perdure.processors.machine import ambiguity
 from perdure.processors.machine.draft import Draft
-from perdure.processors.machine.requests import answer, answer_error, dispatch
+from perdure.processors.machine.requests import NOT_STARTED, answer, answer_error, dispatch, stored_content
 from perdure.processors.machine.state import Call, CallPhase
 from perdure.processors.machine.surplus import record_surplus
 from perdure.processors.machine.turns import advance
@@ -37,16 +37,42 @@ def decide_tool_result(draft: Draft, result: rs.Result) -> None:
 
 def _late(draft: Draft, result: rs.Result, call: Call | None) -> None:
     """Nothing may change; what an executor did is recorded all the same."""
-    is_answer = isinstance(result.body, (rs.Completed, rs.Failed, rs.Reconciled))
+    body = result.body
     is_open = (
         call is not None
         and call.attempt is not None
         and call.attempt.is_open
         and call.attempt.request_id == result.request_id
     )
-    closes = is_open and isinstance(result.body, (rs.Declined, rs.Suspect, rs.Undecodable))
-    if is_answer or closes:
-        record_surplus(draft, result, "terminal" if draft.run.state.is_terminal else "late")
+    closes = is_open and call is not None and _is_definite(call, body)
+    if not closes and not isinstance(body, (rs.Completed, rs.Failed, rs.Reconciled)):
+        return
+    reason = "terminal" if draft.run.state.is_terminal else "late"
+    if is_open and isinstance(body, rs.Completed) and draft.run.state.is_terminal:
+        content, is_unreadable = stored_content(body.content)
+        record_surplus(
+            draft,
+            result,
+            reason,
+            closes_attempt=True,
+            content=content,
+            is_error=body.is_error or is_unreadable,
+        )
+    else:
+        record_surplus(draft, result, reason, closes_attempt=closes)
+
+
+def _is_definite(call: Call, body: rs.ResultBody) -> bool:
+    """Whether nothing more can come of an attempt that ended so."""
+    match body:
+        case rs.Completed() | rs.Declined() | rs.Undecodable():
+            return True
+        case rs.Failed():
+            return body.kind in {FailureKind.NOT_EXECUTED, FailureKind.OUTPUT}
+        case rs.Suspect():
+            return call.attempt is not None and call.attempt.started_ms is None
+        case _:
+            return False
 
 
 def _attempt(draft: Draft, call: Call, result: rs.Result) -> None:
@@ -110,6 +136,9 @@ def _declined(draft: Draft, call: Call, body: rs.Declined) -> None:
     attempt = call.attempt
     assert attempt is not None
     settings = draft.context.settings
+    if body.reason is DeclineReason.CANCELLED:  # asked for by an execution that has ended
+        answer_error(draft, call.call_id, NOT_STARTED, ResultSource.SYNTHETIC)
+        return
     delay_ms = settings.unavailable_delay_ms if body.reason is DeclineReason.UNAVAILABLE else 0
     retry_at_ms = draft.now_ms + delay_ms if delay_ms else None
     draft.emit(

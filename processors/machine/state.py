@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from perdure.schemas.values import Effect, PendingKind, Provenance, RunState, Struct, Usage
+from perdure.schemas.values import Budget, Effect, PendingKind, Provenance, RunState, Struct, Usage
 
 
 class CallPhase(StrEnum):
@@ -50,7 +50,8 @@ class Call(Struct, frozen=True):
     """One tool call of the current turn.
 
     ``due_ms``: when its timer fires, in the waiting phases. ``doubt``: why it is ambiguous. ``failures``:
-    attempts that ended in a failure (declined ones do not count).
+    attempts that ended in a failure (declined ones do not count). ``late_content``: what the tool answered
+    after its run had ended.
     """
 
     call_id: str
@@ -67,6 +68,8 @@ class Call(Struct, frozen=True):
     failures: int = 0
     content: bytes | None = None
     is_error: bool = False
+    late_content: bytes | None = None
+    is_late_error: bool = False
 
     @property
     def is_done(self) -> bool:
@@ -98,8 +101,28 @@ class ModelCall(Struct, frozen=True):
     timeout_ms: int
     max_tokens: int
     allow_tools: bool
+    reserved: Usage = Usage()
     retry_at_ms: int | None = None
     is_whole_sent: bool = False
+
+
+class Reserved(Struct, frozen=True):
+    """An estimate that was charged for an attempt whose usage is not known."""
+
+    request_id: str
+    usage: Usage
+
+
+class Seen(Struct, frozen=True):
+    """A call in the repetition window. ``result``: hash of its result, empty until it has one.
+
+    ``is_useless``: it failed, or had the same result as the identical call before it.
+    """
+
+    fingerprint: bytes
+    call_id: str
+    result: bytes = b""
+    is_useless: bool = False
 
 
 class Closed(Struct, frozen=True):
@@ -120,7 +143,10 @@ class Run(Struct, frozen=True):
     ``base_digest`` is the digest of the transcript as of the previous request, ``tail`` the messages since
     then, ``digest`` that of both together; ``message_count`` counts all messages ever appended. ``input``
     is kept until the first turn takes it. ``seen_call_ids``: CALL_ID_HASH_BYTES of each call id so far.
-    ``failures``: model attempts of this execution that ended without a message.
+    ``failures``: model attempts of this execution that ended without a message. ``attempts``: of the current
+    turn. ``usage`` holds ``estimates``, what was charged for attempts whose usage is not known yet.
+    ``last_input_tokens``: of the last response, all kinds. ``texts``: what the next turn tells the model.
+    ``window``: the newest calls, for repetition. ``interceptions``: calls answered instead of executed.
     """
 
     run_id: str
@@ -136,7 +162,7 @@ class Run(Struct, frozen=True):
     max_turns: int
     deadline_ms: int | None = None
     not_before_ms: int | None = None
-    budget: Usage | None = None
+    budget: Budget | None = None
     waiting_for: str | None = None
     retry_at_ms: int | None = None
     input: bytes | None = None
@@ -151,7 +177,13 @@ class Run(Struct, frozen=True):
     message_count: int = 0
     seen_call_ids: bytes = b""
     usage: Usage = Usage()
+    estimates: tuple[Reserved, ...] = ()
+    last_input_tokens: int = 0
     failures: int = 0
+    attempts: int = 0
+    texts: tuple[str, ...] = ()
+    window: tuple[Seen, ...] = ()
+    interceptions: int = 0
     closed: Closed | None = None
 
     def call(self, call_id: str) -> Call | None:

@@ -10,22 +10,37 @@ from perdure.schemas import results as rs
 from perdure.schemas.values import Usage
 
 
-def record_surplus(draft: Draft, result: rs.Result, reason: str, usage: Usage | None = None) -> None:
-    """Record a late, repeated or superseded result; its usage counts."""
-    content = (
-        result.body.content
-        if isinstance(result.body, (rs.Completed, rs.ModelReplied, rs.Reconciled))
-        else None
-    )
+def record_surplus(
+    draft: Draft,
+    result: rs.Result,
+    reason: str,
+    usage: Usage | None = None,
+    *,
+    closes_attempt: bool = False,
+    content: bytes | None = None,
+    is_error: bool = False,
+) -> None:
+    """Record a late, repeated or superseded result. Its usage counts, in place of an estimate if there is
+    one.
+
+    ``content``: keep it as the call's late answer. ``closes_attempt``: the attempt is known to be over.
+    """
+    body = result.body
+    answered = body.content if isinstance(body, (rs.Completed, rs.ModelReplied, rs.Reconciled)) else None
+    is_charged = any(each.request_id == result.request_id for each in draft.run.estimates)
     draft.emit(
         ev.SurplusRecorded(
             turn=result.turn,
             call_id=result.call_id,
             attempt=result.attempt,
             request_id=result.request_id,
-            kind=type(result.body).__name__,
+            kind=type(body).__name__,
             reason=reason,
             usage=usage or Usage(),
-            content_sha256=hashlib.sha256(content).digest() if content else b"",
+            content_sha256=hashlib.sha256(answered).digest() if answered else b"",
+            corrects_estimate=is_charged and usage is not None,
+            content=content,
+            is_error=is_error,
+            closes_attempt=closes_attempt,
         )
     )

@@ -8,9 +8,10 @@ from perdure.processors.machine.draft import Draft
 from perdure.processors.machine.replies import end_model_attempt
 from perdure.processors.machine.requests import dispatch
 from perdure.processors.machine.results import end_failed
+from perdure.processors.machine.resume import start_if_possible
 from perdure.processors.machine.schedule import call_due_ms
 from perdure.processors.machine.state import Call, CallPhase
-from perdure.processors.machine.turns import advance, ask_again, start_if_possible
+from perdure.processors.machine.turns import advance, ask_again
 from perdure.schemas import events as ev
 from perdure.schemas.values import Effect, RunState
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from perdure.processors.machine.budget import Refusal, grant
 from perdure.processors.machine.draft import Draft
-from perdure.processors.machine.schedule import wants_slot
+from perdure.processors.machine.repetition import INTERCEPTIONS_MAX
 from perdure.schemas import events as ev
 from perdure.schemas.values import RunState
 
@@ -16,27 +17,39 @@ FINAL_NOTICE: Final = (
 )
 
 
-def start_if_possible(draft: Draft) -> None:
-    """Start a queued run if it wants a slot and one is free."""
-    if draft.context.may_start and wants_slot(draft.run, draft.now_ms):
-        start_turn(draft)
-
-
 def start_turn(draft: Draft) -> None:
     """Ask the model for the next turn, or end the run where its turns are used up."""
     run = draft.run
-    turn = run.turn + 1
-    if turn > run.max_turns:
+    if run.turn + 1 > run.max_turns:
         fail(draft, "max_turns_exceeded", f"the run used all of its {run.max_turns} turns", "model")
-        return
-    is_final = turn == run.max_turns
-    notice = FINAL_NOTICE if is_final else None
-    ask_model(draft, turn, attempt=1, notice=notice, allow_tools=not is_final)
+    else:
+        ask_turn(draft, run.turn + 1, attempt=1)
 
 
-def ask_model(draft: Draft, turn: int, attempt: int, *, notice: str | None, allow_tools: bool) -> None:
-    """Write one attempt of a turn."""
+def ask_turn(draft: Draft, turn: int, attempt: int) -> None:
+    """The first attempt of a turn in this execution: it takes what is to be told, and the final notice."""
+    run = draft.run
+    is_final = turn >= run.max_turns
+    texts = (*run.texts, FINAL_NOTICE) if is_final else run.texts
+    _ask(draft, turn, attempt, texts=texts, allow_tools=not is_final)
+
+
+def ask_again(draft: Draft) -> None:
+    """The next attempt of the pending turn: the same messages under a new request id."""
+    model = draft.run.model
+    assert model is not None
+    _ask(draft, model.turn, model.attempt + 1, texts=(), allow_tools=model.allow_tools)
+
+
+def _ask(draft: Draft, turn: int, attempt: int, *, texts: tuple[str, ...], allow_tools: bool) -> None:
+    """Write one attempt of a turn, unless its worst case would breach the budget."""
     definition, settings = draft.definition, draft.context.settings
+    granted = grant(draft.run, definition, draft.context.price, coming_bytes(draft, turn, texts))
+    if isinstance(granted, Refusal):
+        if draft.run.state is RunState.QUEUED:
+            draft.emit(ev.TurnResumed(draft.run.turn))
+        fail(draft, "budget_exceeded", granted.message, "budget")
+        return
     draft.emit(
         ev.TurnStarted(
             turn=turn,
@@ -44,24 +57,42 @@ def ask_model(draft: Draft, turn: int, attempt: int, *, notice: str | None, allo
             request_id=draft.new_id(),
             start_by_ms=draft.now_ms + settings.dispatch_wait_ms_max,
             timeout_ms=definition.model_timeout_ms + settings.clock_skew_ms_max,
-            max_tokens=definition.max_tokens,
-            notice=notice,
+            max_tokens=granted.max_tokens,
+            texts=texts,
             allow_tools=allow_tools,
+            reserved=granted.reserved,
         )
     )
 
 
-def ask_again(draft: Draft) -> None:
-    """The next attempt of the pending turn: the same messages under a new request id."""
-    model = draft.run.model
-    assert model is not None
-    ask_model(draft, model.turn, model.attempt + 1, notice=None, allow_tools=model.allow_tools)
+def coming_bytes(draft: Draft, turn: int, texts: tuple[str, ...]) -> int:
+    """Bytes of what the next request adds beyond the transcript's present tail."""
+    run = draft.run
+    size = sum(len(text.encode()) + TEXT_BLOCK_BYTES for text in texts)
+    if turn == run.turn + 1:
+        size += len(run.input or b"")
+        size += sum(len(call.content or b"") + RESULT_BLOCK_BYTES for call in run.calls)
+    return size
+
+
+TEXT_BLOCK_BYTES: Final = 32
+RESULT_BLOCK_BYTES: Final = 192
+"""JSON around a text or a tool result, its id included."""
 
 
 def advance(draft: Draft) -> None:
     """Go on to the next turn once every call of this one has its result."""
     run = draft.run
-    if run.state is RunState.RUNNING and run.model is None and all(call.is_done for call in run.calls):
+    if (
+        run.state is not RunState.RUNNING
+        or run.model is not None
+        or not all(call.is_done for call in run.calls)
+    ):
+        return
+    if run.interceptions >= INTERCEPTIONS_MAX:
+        message = f"{run.interceptions} repetitions of useless calls were intercepted"
+        fail(draft, "loop_detected", message, "tools")
+    else:
         start_turn(draft)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from perdure.processors.machine.apply import appended, apply, fold
+from perdure.processors.machine.budget import Price
 from perdure.processors.machine.decide import decide
 from perdure.processors.machine.inputs import (
     CommandInput,
@@ -63,6 +64,7 @@ class Driver:
         self.settings = settings or MachineSettings()
         self.now_ms = 1_000_000
         self.may_start = True
+        self.price: Price | None = None
         self.run_or_none: Run | None = None
         self.events: list[Event] = []
         self.records: list[Projected] = []
@@ -91,6 +93,7 @@ class Driver:
             may_start=self.may_start,
             settings=self.settings,
             token_key=b"key",
+            price=self.price,
         )
         self.last = decide(self.run_or_none, given, context)
         self.records = []

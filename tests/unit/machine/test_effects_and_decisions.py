@@ -265,7 +265,8 @@ def test_ids_that_are_empty_repeated_or_seen_before_are_renamed_before_they_are_
 ) -> None:
     """Ids are unique within the run; result keys and transcript stay valid."""
     block = {"type": "tool_use", "name": "look", "input": {}}
-    running.reply({**block, "id": "a"}, {**block, "id": "a"}, {**block, "id": ""}, {**block, "id": "no/good"})
+    ids = ("a", "a", "", "no/good")
+    running.reply(*({**block, "id": call_id, "input": {"n": n}} for n, call_id in enumerate(ids)))
     first = [call.call_id for call in running.run.calls]
     assert first[0] == "a"
     assert len(set(first)) == 4

@@ -1,0 +1,78 @@
+"""Resume: the next execution takes a run up where its last one ended, with a transcript that stays valid."""
+
+from __future__ import annotations
+
+from perdure.processors.machine import ambiguity
+from perdure.processors.machine.draft import Draft
+from perdure.processors.machine.requests import NOT_STARTED, answer, answer_error
+from perdure.processors.machine.schedule import wants_slot
+from perdure.processors.machine.state import Call
+from perdure.processors.machine.turns import advance, ask_turn, start_turn
+from perdure.schemas import commands as cmd
+from perdure.schemas import events as ev
+from perdure.schemas.values import Effect, ResultSource, RunState
+
+MAY_HAVE_RUN = "The run ended while this call was under way; it may or may not have been executed."
+
+
+def resume_fault(draft: Draft, body: cmd.Resume) -> str | None:
+    """The stable reason for which the run can not be resumed so; None if it can."""
+    run = draft.run
+    if not run.state.is_terminal:
+        return "run_not_ended"
+    if run.state is RunState.COMPLETED:
+        return "run_completed"
+    if body.extra_turns is not None and body.extra_turns < 1:
+        return "invalid_extra_turns"
+    if run.turns_completed >= run.max_turns + (body.extra_turns or 0):
+        return "no_turns_left"
+    return None
+
+
+def resume(draft: Draft, body: cmd.Resume) -> None:
+    """Begin the next execution. Totals go on; the budget stays unless a new one is given."""
+    run = draft.run
+    draft.emit(
+        ev.RunResumed(
+            execution=run.execution + 1,
+            message=body.message,
+            max_turns=run.max_turns + (body.extra_turns or 0),
+            budget=body.budget or run.budget,
+        )
+    )
+    start_if_possible(draft)
+
+
+def start_if_possible(draft: Draft) -> None:
+    """Start a queued run, or take it up again, if it wants a slot and one is free."""
+    if not draft.context.may_start or not wants_slot(draft.run, draft.now_ms):
+        return
+    run = draft.run
+    if not all(call.is_done for call in run.calls):
+        _take_up_calls(draft)
+    elif run.turn > run.turns_completed:  # asked, never answered
+        ask_turn(draft, run.turn, attempt=run.attempts + 1)
+    else:
+        start_turn(draft)
+
+
+def _take_up_calls(draft: Draft) -> None:
+    """Give every call of the turn a result, or find out what became of it."""
+    draft.emit(ev.TurnResumed(draft.run.turn))
+    for call in draft.run.calls:
+        if not call.is_done:
+            _take_up(draft, call)
+    advance(draft)
+
+
+def _take_up(draft: Draft, call: Call) -> None:
+    attempt = call.attempt
+    if call.late_content is not None:
+        answer(draft, call.call_id, call.late_content, ResultSource.EXECUTED, is_error=call.is_late_error)
+    elif attempt is None or not attempt.is_open:
+        answer_error(draft, call.call_id, NOT_STARTED, ResultSource.SYNTHETIC)
+    elif call.effect is not Effect.NON_IDEMPOTENT:
+        answer_error(draft, call.call_id, MAY_HAVE_RUN, ResultSource.SYNTHETIC)
+    else:
+        message = "the run ended while this call was under way"
+        ambiguity.become_ambiguous(draft, call, "resumed", message)
