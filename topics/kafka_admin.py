@@ -78,6 +78,8 @@ class KafkaAdmin:
             for spec in (_EARLIEST, _LATEST)
         ]
         low, end = (answer(each, timeout_s).offset for each in futures)
+        if low < 0 or end < 0:  # the client calls a question that timed out answered, with no offset
+            raise Unavailable(f"No answer about {at} within {timeout_s} s.")
         return Watermarks(low, end)
 
     def describe(self, topics: Sequence[str], timeout_s: float) -> Mapping[str, TopicInfo]:

@@ -62,6 +62,15 @@ INDEFINITE: Final = frozenset(
     }
 )
 
+# A coordinator is being found, made or loaded, as on the first use of a new cluster.
+MOVING: Final = frozenset(
+    {
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.NOT_COORDINATOR,
+    }
+)
+
 # No new client will fare better: somebody has to change rights or settings first.
 HOPELESS: Final = frozenset(
     {
@@ -156,6 +165,12 @@ def of_transaction(error: KafkaError, *, definite: bool) -> PerdureError:
     return OutcomeUnknown(told(error))
 
 
+class NotYet(Unavailable):
+    """The broker can not answer yet."""
+
+
 def of_question(error: KafkaError) -> PerdureError:
-    """What an error means for a question that changes nothing."""
-    return ClientFatal(told(error)) if error.code() in HOPELESS else Unavailable(told(error))
+    """What an error means for a question that changes nothing; :class:`NotYet` if it was refused at once."""
+    if error.code() in HOPELESS:
+        return ClientFatal(told(error))
+    return (NotYet if error.code() in MOVING else Unavailable)(told(error))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import Final, cast
+from typing import Final, TypeVar, cast
 
 import confluent_kafka as ck
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicCollection
@@ -25,11 +25,15 @@ from perdure.topics import kafka_errors
 from perdure.topics.admin import GroupInUse, TopicState
 from perdure.topics.errors import Unavailable
 from perdure.topics.kafka_admin import ANSWER_MARGIN_S, KafkaAdmin, answer, unless
+from perdure.topics.kafka_settings import logger
 from perdure.topics.log import CommittedOffset, Isolation, TopicPartition, Watermarks
 
-# A topic that was created is known to its controller at once and to the brokers a little later.
-CREATED_LOOK_S: Final = 0.1
-CREATED_LOOKS_MAX: Final = 100
+# What a broker can not answer yet is asked again: a topic that was created is known to the controller at once
+# and to the brokers a little later; a new cluster makes its topic of offsets when it is first asked for one.
+PATIENCE_S: Final = 0.1
+PATIENCE_MAX: Final = 150
+
+T = TypeVar("T")
 
 _GROUP_UNKNOWN: Final = frozenset({KafkaError.GROUP_ID_NOT_FOUND, KafkaError.RESOURCE_NOT_FOUND})
 _GROUP_IN_USE: Final = frozenset(
@@ -97,12 +101,11 @@ class KafkaProvision:
             self._admin.client.create_topics([topic], request_timeout=timeout_s, operation_timeout=timeout_s),
         )
         unless(asked[name], {KafkaError.TOPIC_ALREADY_EXISTS}, timeout_s)
-        pause = threading.Event()
-        for _ in range(CREATED_LOOKS_MAX):
-            if name in self._admin.describe([name], timeout_s):
-                return
-            pause.wait(CREATED_LOOK_S)
-        raise Unavailable(f"{name} was created, but the brokers do not know it yet.")
+        _patiently(lambda: self._see(name, timeout_s))
+
+    def _see(self, name: str, timeout_s: float) -> None:
+        if name not in self._admin.describe([name], timeout_s):
+            raise kafka_errors.NotYet(f"{name} was created, but the brokers do not know it yet.")
 
     def alter_topic(self, name: str, settings: Mapping[str, str], timeout_s: float) -> None:
         entries = [
@@ -117,6 +120,9 @@ class KafkaProvision:
         answer(asked[resource], timeout_s)
 
     def members(self, group: str, timeout_s: float) -> int:
+        return _patiently(lambda: self._members(group, timeout_s))
+
+    def _members(self, group: str, timeout_s: float) -> int:
         asked = cast(
             "Mapping[str, Future[ConsumerGroupDescription]]",
             self._admin.client.describe_consumer_groups([group], request_timeout=timeout_s),
@@ -125,6 +131,11 @@ class KafkaProvision:
         return 0 if found is None else len(found.members)
 
     def offsets(
+        self, group: str, partitions: Sequence[TopicPartition], timeout_s: float
+    ) -> Sequence[CommittedOffset]:
+        return _patiently(lambda: self._offsets(group, partitions, timeout_s))
+
+    def _offsets(
         self, group: str, partitions: Sequence[TopicPartition], timeout_s: float
     ) -> Sequence[CommittedOffset]:
         native = [ck.TopicPartition(at.topic, at.partition) for at in partitions]
@@ -148,6 +159,9 @@ class KafkaProvision:
         return committed
 
     def set_offsets(self, group: str, offsets: Sequence[CommittedOffset], timeout_s: float) -> None:
+        _patiently(lambda: self._set_offsets(group, offsets, timeout_s))
+
+    def _set_offsets(self, group: str, offsets: Sequence[CommittedOffset], timeout_s: float) -> None:
         native: list[ck.TopicPartition] = []
         for each in offsets:
             assert each.offset is not None, "an offset to be set is known"
@@ -171,6 +185,17 @@ class KafkaProvision:
 
     def watermarks(self, at: TopicPartition, isolation: Isolation, timeout_s: float) -> Watermarks:
         return self._admin.watermarks(at, isolation, timeout_s)
+
+
+def _patiently(ask: Callable[[], T]) -> T:
+    pause = threading.Event()
+    for _ in range(PATIENCE_MAX):
+        try:
+            return ask()
+        except kafka_errors.NotYet as raised:
+            logger.debug("asked again: %s", raised.detail)
+            pause.wait(PATIENCE_S)
+    return ask()
 
 
 def _not_set(group: str, error: KafkaError) -> PerdureError:

@@ -121,8 +121,12 @@ class KafkaTransaction:
         return self._tracked
 
     def abort(self, timeout_s: float) -> None:
+        """See the port. Waits up to ``timeout_s`` for the records and again for the abort."""
         client = self._in(_State.OPEN)
         try:
+            # An abort throws away what is not sent yet, but not the numbers it was given, and the gap makes
+            # the next transaction fail as well. So what can be sent is sent first.
+            client.flush(timeout_s)
             client.abort_transaction(timeout_s)
         except kafka_errors.RAISED as raised:
             raise self._failed(raised, definite=False) from raised

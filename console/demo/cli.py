@@ -70,7 +70,6 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
 def main(given: Sequence[str] | None = None) -> int:
     """The exit code: 0 as promised, 1 not so, 2 could not be tried, 130 interrupted."""
     options = arguments(given)
-    terminate_on_sigterm()
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL)
     tell = Teller(console, SystemClock())
     try:
@@ -95,6 +94,7 @@ def run(options: argparse.Namespace, tell: Teller) -> Verdict:
     (agent,) = (each for each in load_app(APP, folder=REPOSITORY).agents if each.name == name)
     plan = Plan(point, agent, is_live=options.live, decides=options.no_reconcile)
     clock = SystemClock()
+    terminate_on_sigterm()
     with stage(
         options.folder,
         tell,

@@ -1,0 +1,188 @@
+"""What is measured, put up and taken down: a broker, topics of its own, one worker process a role."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from confluent_kafka import KafkaException
+
+from benchmarks.workload import agent_of, app_place
+from perdure.connectors.client import Client
+from perdure.connectors.java import JavaProcess
+from perdure.connectors.local_kafka import BOOTSTRAP_VARIABLE, LocalKafka
+from perdure.connectors.settings import Settings, load_settings
+from perdure.console.topics import provisioned
+from perdure.processors.clock import SystemEntropy, new_id
+from perdure.schemas.values import Effect
+from perdure.topics.kafka_log import KafkaLog
+from perdure.topics.table import INPUTS, TOPICS, Namespace, Role
+
+FOLDER: Final = Path(".perdure") / "bench"
+ROOT: Final = Path(__file__).absolute().parents[1]
+LOCK: Final = "lock"
+NAME_CHARS: Final = 12
+DRAIN_S: Final = 30.0
+KILL_S: Final = 5.0
+ASK_S: Final = 15.0
+LOG_TAIL_CHARS: Final = 2_000
+BROKER: Final = "broker"
+
+
+class WorkerGone(Exception):
+    """A worker ended while it was needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """``flush``: the local broker calls fsync for every append. ``profile``: cpu, wall or None."""
+
+    partitions: int
+    effect: Effect
+    flush: bool
+    profile: str | None
+    folder: Path
+    keep: bool
+
+
+@dataclass(slots=True)
+class Stage:
+    """``pids``: by name, of the workers and, if it is ours, the broker."""
+
+    folder: Path
+    settings: Settings
+    is_given: bool
+    pids: Mapping[str, int]
+    workers: Mapping[Role, JavaProcess]
+
+    @property
+    def log(self) -> KafkaLog:
+        return KafkaLog(self.settings.bootstrap, self.settings.kafka)
+
+    def look(self) -> None:
+        """Raises :class:`WorkerGone` if a worker has ended."""
+        for role, worker in self.workers.items():
+            if not worker.running:
+                log = self.folder / f"{role.value}.log"
+                raise WorkerGone(f"{role.value}: {log.read_text(errors='replace')[-LOG_TAIL_CHARS:]}")
+
+    def end_workers(self) -> None:
+        """Let all of them drain; by force, if that takes too long. Idempotent."""
+        for worker in self.workers.values():
+            if worker.running:
+                worker.signal(signal.SIGTERM)
+        for worker in self.workers.values():
+            if not worker.wait(DRAIN_S):
+                worker.signal(signal.SIGKILL)
+                worker.wait(KILL_S)
+
+
+@contextmanager
+def stage(wanted: Wanted, tell: Callable[[str], None]) -> Generator[Stage]:
+    """Put it up; take it down at the block's end, whatever ends that."""
+    namespace = f"bench-{new_id(SystemEntropy())[:NAME_CHARS]}"
+    with ExitStack() as stack:
+        folder = stack.enter_context(_folder(wanted.folder.absolute(), namespace, keep=wanted.keep))
+        given = os.environ.get(BOOTSTRAP_VARIABLE)
+        pids: dict[str, int] = {}
+        if given:
+            bootstrap = given
+        else:
+            overrides = {"log.flush.interval.messages": "1"} if wanted.flush else {}
+            broker = LocalKafka(folder / "kafka", overrides=overrides)
+            stack.callback(broker.kill)  # nobody reads its data again
+            bootstrap = broker.start().bootstrap
+            pids[BROKER] = broker.pid
+        tell(f"Kafka at {bootstrap}")
+        settings = _settings(wanted, folder, bootstrap, namespace, is_given=bool(given))
+        if given:
+            stack.callback(_remove_topics, settings)
+        provisioned(settings)
+        with Client(settings) as client:
+            client.publish(agent_of(wanted.effect))
+        workers = {role: _start(role, folder, settings, wanted) for role in Role}
+        pids |= {role.value: worker.pid for role, worker in workers.items()}
+        put_up = Stage(folder, settings, bool(given), pids, workers)
+        stack.callback(put_up.end_workers)
+        yield put_up
+
+
+def _settings(wanted: Wanted, folder: Path, bootstrap: str, namespace: str, *, is_given: bool) -> Settings:
+    """Settings of the environment and the working folder are for the cluster that was given."""
+    flags: dict[str, object] = {
+        "bootstrap": bootstrap,
+        "namespace": namespace,
+        "partitions": wanted.partitions,
+        "state_dir": str(folder / "state"),
+        "app": None,
+        "log_level": "warning",
+    }
+    return load_settings(
+        os.environ if is_given else {}, folder=Path.cwd() if is_given else folder, flags=flags
+    ).settings
+
+
+def _start(role: Role, folder: Path, settings: Settings, wanted: Wanted) -> JavaProcess:
+    """A worker dies with this process; its settings may hold secrets, so they are a file, not arguments."""
+    told: dict[str, object] = {
+        "bootstrap": settings.bootstrap,
+        "namespace": settings.namespace,
+        "partitions": settings.partitions,
+        "replication": settings.replication,
+        "state_dir": str(settings.state_dir),
+        "tool_concurrency": settings.tool_concurrency,
+        "model_concurrency": settings.model_concurrency,
+        "log_level": settings.log_level,
+        **{f"kafka.{name}": value for name, value in settings.kafka.items()},
+    }
+    if role is Role.TOOL_EXECUTOR:
+        told["app"] = app_place(wanted.effect)
+    file = folder / f"{role.value}.json"
+    file.touch(mode=0o600)
+    file.write_text(json.dumps(told))
+    profiled = ["--profile", wanted.profile] if wanted.profile is not None else []
+    command = [sys.executable, "-m", "benchmarks.role", role.value, str(file), *profiled]
+    with (folder / f"{role.value}.log").open("a") as output:
+        return JavaProcess(command, output=output)
+
+
+@contextmanager
+def _folder(home: Path, name: str, *, keep: bool) -> Generator[Path]:
+    """A fresh folder, locked while it is used; what benchmarks that were killed have left is removed."""
+    home.mkdir(parents=True, exist_ok=True)
+    for old in home.iterdir():
+        with suppress(OSError), (old / LOCK).open("r") as held:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(old)
+    folder = home / name
+    folder.mkdir()
+    with (folder / LOCK).open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield folder
+        if keep:
+            (folder / LOCK).unlink()  # without it no later benchmark takes the folder for a left one
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_topics(settings: Settings) -> None:
+    """Leave somebody else's cluster as it was, as far as it lets us."""
+    names = Namespace(settings.namespace)
+    client = KafkaLog(settings.bootstrap, settings.kafka).admin.client
+    futures: list[Future[Any]] = []
+    with suppress(KafkaException):
+        futures += client.delete_topics([names.topic(spec.name) for spec in TOPICS]).values()
+        futures += client.delete_consumer_groups([names.group(role) for role in INPUTS]).values()
+    for future in futures:
+        with suppress(KafkaException, TimeoutError):
+            future.result(ASK_S)

@@ -1,0 +1,1 @@
+"""Views: pure folds of what the orchestrator tells, never on a correctness path."""

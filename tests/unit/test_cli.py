@@ -1,0 +1,164 @@
+"""The command line without a cluster: options, errors, settings, schemas, weight."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from perdure.connectors.settings import Secret, SettingInvalid, Settings
+from perdure.console.main import main
+from perdure.console.serving import token_key
+from perdure.console.session import exit_code_of, hoisted, parsed_set, plain
+from perdure.processors.clock import SystemEntropy
+from perdure.schemas.events import Event, RunCompleted
+from perdure.topics.errors import Fenced, LogMisuse, RecordTooLarge, Unavailable
+
+COMMANDS = (
+    "dev", "worker", "submit", "show", "runs", "cancel", "approvals", "approve", "reject", "decide", "topics",
+    "config", "doctor", "schemas",
+)  # fmt: skip
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    out, err = capsys.readouterr()
+    code = ended.value.code
+    assert code is None or isinstance(code, int)
+    return code or 0, out, err
+
+
+def test_every_command_is_listed_and_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    """``--help`` names all commands; each has a help of its own."""
+    code, out, _ = run(capsys, "--help")
+    assert code == 0
+    assert [name for name in COMMANDS if f" {name} " not in out] == []
+    for name in COMMANDS:
+        code, out, _ = run(capsys, name, "--help")
+        assert code == 0, name
+        assert "Usage: perdure" in out
+
+
+def test_global_options_are_taken_anywhere_on_the_line() -> None:
+    """They and their values move to the front; what follows ``--`` is left alone."""
+    given = ["show", "r", "--bootstrap", "b:1", "--json", "--set=x=1", "--follow", "--", "--json"]
+    assert hoisted(given) == [
+        "--bootstrap", "b:1", "--json", "--set=x=1", "show", "r", "--follow", "--", "--json",
+    ]  # fmt: skip
+    assert hoisted(["runs", "--config"]) == ["--config", "runs"]
+    assert parsed_set(["a=1", "kafka.x=y=z"]) == {"a": "1", "kafka.x": "y=z"}
+    with pytest.raises(SettingInvalid):
+        parsed_set(["nothing"])
+
+
+def test_settings_are_shown_with_their_origin_and_without_secrets(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """File, environment and flags are each named; a key given never appears."""
+    (tmp_path / "perdure.toml").write_text('namespace = "of-the-file"\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PERDURE_ANTHROPIC_API_KEY", "sk-hush")
+    monkeypatch.delenv("PERDURE_BOOTSTRAP", raising=False)
+    code, out, _ = run(
+        capsys, "config", "show", "--json", "--set", "kafka.sasl.password=hush", "--bootstrap", "b:1"
+    )
+    assert code == 0
+    rows = {row["name"]: row for row in map(json.loads, out.splitlines())}
+    assert rows["namespace"] == {
+        "name": "namespace", "value": "of-the-file", "source": "file", "where": "perdure.toml",
+    }  # fmt: skip
+    assert (rows["bootstrap"]["value"], rows["bootstrap"]["source"]) == ("b:1", "flag")
+    assert rows["anthropic_api_key"]["where"] == "PERDURE_ANTHROPIC_API_KEY"
+    assert rows["kafka.sasl.password"]["value"] == "********"
+    assert "hush" not in out
+    code, out, _ = run(capsys, "config", "show")
+    assert code == 0
+    assert "hush" not in out
+
+
+def test_an_error_is_a_message_a_remedy_and_an_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    """No traceback: to a person in two lines on standard error, to a program as JSON on standard output."""
+    code, out, err = run(capsys, "worker", "--role", "tool-executor")
+    assert (code, out) == (3, "")
+    assert "[app_missing]" in err
+    assert "--app module:object" in err
+    assert "Traceback" not in err
+    code, out, _ = run(capsys, "config", "show", "--set", "no_such=1", "--json")
+    assert code == 2
+    assert json.loads(out)["error"]["code"] == "setting_unknown"
+
+
+def test_exit_codes_say_what_the_caller_must_do() -> None:
+    """2: change the input; 3: mend the cause; 4: try again."""
+    assert [exit_code_of(error()) for error in (RecordTooLarge, LogMisuse, Unavailable, Fenced)] == [
+        2,
+        3,
+        4,
+        4,
+    ]
+
+
+def test_schemas_are_listed_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every record has a fingerprint; a name prints its schema; a wrong name lists the right ones."""
+    code, out, _ = run(capsys, "schemas", "--json")
+    assert code == 0
+    names = {json.loads(line)["record"] for line in out.splitlines()}
+    assert {"Command", "Event", "Outcome"} <= names
+    code, out, _ = run(capsys, "schemas", "event")
+    assert (code, json.loads(out)["name"]) == (0, "Event")
+    code, _, err = run(capsys, "schemas", "nothing")
+    assert code == 2
+    assert "Outcome" in err
+
+
+def test_records_are_printed_with_the_json_they_hold() -> None:
+    """Bytes that hold JSON are unfolded, others are shown in hexadecimal; the body's kind is named."""
+    told = plain(Event("r", 1, 2, RunCompleted(b'{"a":[1]}', "end_turn")))
+    assert told["body"] == {"type": "RunCompleted", "output": {"a": [1]}, "stop_reason": "end_turn"}
+    assert plain({"x": b"\xff\x00"}) == {"x": "ff00"}
+
+
+def test_the_token_key_is_made_once_and_only_for_its_owner(tmp_path: Path) -> None:
+    """Without a setting a random key is kept in the state directory, readable by its owner alone."""
+    settings = Settings(state_dir=tmp_path, namespace="n")
+    key = token_key(settings, SystemEntropy())
+    assert len(key) == 32
+    assert token_key(settings, SystemEntropy()) == key
+    (path,) = (tmp_path / "n").iterdir()
+    assert path.stat().st_mode & 0o777 == 0o600
+    given = Settings(state_dir=tmp_path, namespace="n", approval_token_key=Secret("k"))
+    assert token_key(given, SystemEntropy()) == b"k"
+
+
+HEAVY = ("confluent_kafka", "anthropic", "rocksdict", "faust", "fastavro", "jsonschema", "typer", "rich")
+
+
+@pytest.mark.parametrize(
+    ("code", "allowed"),
+    [
+        ("import perdure", set[str]()),
+        ("from perdure import Agent, tool, reconciler, ToolContext, NotExecuted", set[str]()),
+        ("from perdure import Client", set[str]()),
+        ("import perdure.console.main", {"typer", "rich"}),
+    ],
+)
+def test_light_things_load_no_heavy_client(code: str, allowed: set[str]) -> None:
+    """Importing the package, declaring agents and ``--help`` load no Kafka client, RocksDB or model SDK."""
+    program = f"import sys\n{code}\nprint(*[name for name in {HEAVY!r} if name in sys.modules])"
+    answer = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=30
+    )
+    assert set(answer.stdout.split()) <= allowed
+
+
+def test_the_facade_offers_what_it_names() -> None:
+    """Every name of ``__all__`` can be had, and no other is made up."""
+    import perdure
+
+    assert [name for name in perdure.__all__ if not hasattr(perdure, name)] == []
+    with pytest.raises(AttributeError):
+        perdure.nothing  # type: ignore[attr-defined]  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue, reportUnusedExpression]
