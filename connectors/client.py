@@ -39,7 +39,7 @@ from perdure.processors.clock import Clock, Entropy, SystemClock, SystemEntropy,
 from perdure.processors.definitions import DefinitionBook, publish
 from perdure.schemas.canonical import NotJson, dumps_verbatim
 from perdure.schemas.codec import decode, encode
-from perdure.schemas.commands import Cancel, Command, CommandBody, Decide, Submit
+from perdure.schemas.commands import Cancel, Command, CommandBody, Decide, Resume, Signal, Submit
 from perdure.schemas.events import (
     CommandRejected,
     Event,
@@ -50,7 +50,7 @@ from perdure.schemas.events import (
     SurplusRecorded,
 )
 from perdure.schemas.outputs import Approval, Outcome, Status
-from perdure.schemas.values import RUN_ID_PATTERN, Provenance, Usage, Verdict
+from perdure.schemas.values import RUN_ID_PATTERN, Budget, Provenance, Verdict
 from perdure.topics.log import Log, Record
 from perdure.topics.partitioner import partition_of
 from perdure.topics.table import RUN_APPROVALS, RUN_EVENTS, RUN_OUTCOMES, RUN_STATUS, Namespace
@@ -104,7 +104,7 @@ class Client:
         deadline_s: float | None = None,
         delay_s: float | None = None,
         max_turns: int | None = None,
-        budget: Usage | None = None,
+        budget: Budget | None = None,
         provenance: Provenance | None = None,
     ) -> str:
         """Ask for a run of ``agent``; durable when this returns. Returns the run id.
@@ -269,6 +269,28 @@ class Client:
     def cancel(self, run_id: str, reason: str = "cancelled by a client") -> str:
         """End the run now. Calls that were started are told to stop and recorded when they do."""
         return self._send(run_id, Cancel(reason))
+
+    def resume(
+        self,
+        run_id: str,
+        *,
+        message: str | None = None,
+        extra_turns: int | None = None,
+        budget: Budget | None = None,
+    ) -> str:
+        """Start a failed, cancelled or timed out run again, as its next execution.
+
+        Args:
+            run_id: the run.
+            message: told to the model with the next turn.
+            extra_turns: raises the run's limit by so many.
+            budget: replaces the run's budget; totals go on.
+        """
+        return self._send(run_id, Resume(message, extra_turns, budget))
+
+    def signal(self, run_id: str, message: str) -> str:
+        """Send a message into a running run; its next turn tells it to the model."""
+        return self._send(run_id, Signal(message))
 
     def answered(self, run_id: str, command_id: str, timeout_s: float = ANSWER_TIMEOUT_S) -> Event:
         """Wait for the run's answer to a command: the first event that it caused.

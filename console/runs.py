@@ -35,6 +35,8 @@ def register(app: typer.Typer) -> None:
     app.command("show")(show)
     app.command("runs")(runs)
     app.command("cancel")(cancel)
+    app.command("resume")(resume)
+    app.command("signal")(signal)
 
 
 def submit(
@@ -137,6 +139,32 @@ def cancel(
     with session.client() as client:
         event = client.answered(run_id, client.cancel(run_id, reason))
     print(json_line(event)) if session.is_json else session.say(f"{run_id} is cancelled.")
+
+
+def resume(
+    ctx: typer.Context,
+    run_id: Annotated[str, typer.Argument(metavar="RUN")],
+    message: Annotated[str | None, typer.Option("--message", "-m", help="Told to the model.")] = None,
+    extra_turns: Annotated[int | None, typer.Option(min=1, help="Raise the limit of turns.")] = None,
+) -> None:
+    """Start a failed, cancelled or timed out run again. What was done stays done."""
+    session: Session = ctx.obj
+    with session.client() as client:
+        command_id = client.resume(run_id, message=message, extra_turns=extra_turns)
+        event = client.answered(run_id, command_id)
+    print(json_line(event)) if session.is_json else session.say(f"{run_id} is resumed.")
+
+
+def signal(
+    ctx: typer.Context,
+    run_id: Annotated[str, typer.Argument(metavar="RUN")],
+    message: Annotated[str, typer.Argument(metavar="MESSAGE")],
+) -> None:
+    """Send a message into a running run; its next turn tells it to the model."""
+    session: Session = ctx.obj
+    with session.client() as client:
+        event = client.answered(run_id, client.signal(run_id, message))
+    print(json_line(event)) if session.is_json else session.say(f"{run_id} has it.")
 
 
 def whoami() -> str:

@@ -75,6 +75,10 @@ class Timeline:
                 return _of_run(body)
             case ev.TurnStarted() | ev.TranscriptSent() | ev.ModelResponded() | ev.ModelAttemptEnded():
                 return _of_turn(body)
+            case ev.TurnResumed(turn=turn):
+                return _Line("▶", f"turn {turn}", "taken up again", is_inner=False)
+            case ev.SignalReceived(message=message):
+                return _Line("✉", "message", f"{excerpt(message)} (told with the next turn)", is_inner=False)
             case ev.CommandRejected(kind=kind, reason=reason):
                 return _Line("✗", "refused", f"{kind}: {reason}", DOUBT, is_inner=False)
             case ev.SurplusRecorded(call_id=call_id, kind=kind, reason=reason):

@@ -188,7 +188,7 @@ def test_http_errors_are_classified_once_and_not_retried_here(
     failure = answer_to(http_error(status, headers, body))
     assert isinstance(failure, ModelFailed)
     assert (failure.code, failure.is_retryable, failure.retry_after_ms) == (code, is_retryable, wait_ms)
-    assert (failure.usage, failure.invocation_id) == (None, "i-1")
+    assert (failure.usage, failure.invocation_id) == (Usage(), "i-1")
     assert "busy" in failure.message
 
 
