@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks import history, legs, report, sizes
-from benchmarks.driving import Driver, Measured
+from benchmarks.driving import Driver, Measured, RunsStalled, RunsWrong
 from benchmarks.profiling import CLOCKS, hottest
-from benchmarks.stage import BROKER, FOLDER, Stage, Wanted, stage
+from benchmarks.stage import BROKER, FOLDER, Stage, Wanted, WorkerGone, stage
 from benchmarks.usage import busy_share, peak_memory_mb, usage
 from perdure.connectors.kafka_jars import KAFKA_VERSION
 from perdure.connectors.local_kafka import BOOTSTRAP_VARIABLE
@@ -29,6 +29,7 @@ from perdure.topics.table import PARTITIONS_DEFAULT, RUN_EVENTS, Namespace
 
 DRIVER: Final = "driver"
 WATCH_S: Final = 1.0
+IDLE_S: Final = 5.0
 EXIT_ERROR: Final = 2
 EXIT_INTERRUPTED: Final = 130
 
@@ -92,6 +93,9 @@ def main(given: Sequence[str] | None = None) -> int:
     except PerdureError as error:
         print(f"{error.code}: {error}", file=sys.stderr)
         return EXIT_ERROR
+    except (WorkerGone, RunsStalled, RunsWrong) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return EXIT_ERROR
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     print(json.dumps(figures))
@@ -113,6 +117,8 @@ def measure(put_up: Stage, options: argparse.Namespace) -> dict[str, Any]:
         _tell(f"{options.warmup} runs to warm up")
         driver.in_flight("warm", options.warmup, max(1, options.warmup // 2), options.seconds)
         driver.one_by_one("warm-alone", max(1, options.warmup // 2))
+
+        figures["idle"] = _idle(put_up)
 
         _tell(f"{options.runs} runs alone")
         alone, figures["alone"] = _part(put_up, lambda: driver.one_by_one("alone", options.runs))
@@ -140,6 +146,14 @@ def measure(put_up: Stage, options: argparse.Namespace) -> dict[str, Any]:
             file.stem: hottest(file, runs) for file in sorted(put_up.folder.glob("*.pstats"))
         }
     return figures
+
+
+def _idle(put_up: Stage) -> dict[str, Any]:
+    """What it costs that everything is up and nothing to do."""
+    pids = {**put_up.pids, DRIVER: os.getpid()}
+    before = usage(pids)
+    time.sleep(IDLE_S)
+    return {"seconds": IDLE_S, "cores": report.cores(usage(pids).since(before), IDLE_S)}
 
 
 def _part(put_up: Stage, run: Any) -> tuple[Measured, dict[str, Any]]:

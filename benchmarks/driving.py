@@ -82,6 +82,7 @@ class Driver:
 
     def close(self) -> None:
         self._producer.flush(FLUSH_S)
+        del self._producer  # else it complains when the broker goes
         self._consumer.close()
 
     def one_by_one(self, prefix: str, runs: int) -> Measured:

@@ -168,11 +168,13 @@ def _folder(home: Path, name: str, *, keep: bool) -> Generator[Path]:
     folder.mkdir()
     with (folder / LOCK).open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield folder
-        if keep:
-            (folder / LOCK).unlink()  # without it no later benchmark takes the folder for a left one
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
+        try:
+            yield folder
+        finally:
+            if keep:
+                (folder / LOCK).unlink()  # without it no later benchmark takes the folder for a left one
+            else:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remove_topics(settings: Settings) -> None:

@@ -27,7 +27,10 @@ from perdure.schemas.definition import AgentDefinition
 from perdure.schemas.results import Completed, Declined, Failed, Reconciled
 from perdure.schemas.values import Answer, DeclineReason, FailureKind, Purpose
 
-ABORT_GRACE_S: Final = 5.0
+# The engine gives up a little later (ExecutorSettings: abort_grace_s, deadline_slack_s), so that what is
+# known here is what gets recorded.
+ABORT_GRACE_S: Final = 4.0
+CANCEL_WAIT_S: Final = 0.1
 
 _log: Final = logging.getLogger(__name__)
 
@@ -186,10 +189,11 @@ class FunctionTools:
         self, running: asyncio.Future[Any], thread: Future[Any] | None, kind: FailureKind
     ) -> _Returned | Failed | Declined:
         """The signal is set; an answer that still comes within the grace period is definite."""
-        await asyncio.wait({running}, timeout=self._abort_grace_s if kind is FailureKind.ABORTED else 0)
+        if kind is FailureKind.ABORTED:
+            await asyncio.wait({running}, timeout=self._abort_grace_s)
         if not running.done() and thread is None:
             running.cancel()  # only a coroutine can be made to stop
-            await asyncio.wait({running}, timeout=self._abort_grace_s)
+            await asyncio.wait({running}, timeout=CANCEL_WAIT_S)
         if running.done() and not running.cancelled():
             return _ended(running)
         self._give_up(running, thread)

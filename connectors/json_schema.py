@@ -78,7 +78,7 @@ def signature_of(
         elif schema is None:
             fields.append(_field(function, parameter, hint, described.get(parameter.name)))
     if schema is not None:
-        check_schema(schema)
+        check_object_schema(schema)
         return Signature(schema, None, context)
     try:
         record = msgspec.defstruct(
@@ -99,7 +99,7 @@ def summary_of(function: Callable[..., Any]) -> str:
     return "\n".join(lines).strip()
 
 
-def check_schema(schema: Mapping[str, Any]) -> None:
+def check_object_schema(schema: Mapping[str, Any]) -> None:
     """Raise :class:`UnusableSchema` unless it describes an object; the full check is
     :func:`compile_schema`'s.
     """
@@ -124,6 +124,7 @@ def compile_schema(schema: Mapping[str, Any]) -> Check:
     References are resolved inside the schema only; nothing is ever fetched.
     """
     import referencing
+    import referencing.exceptions
     from jsonschema.exceptions import SchemaError
     from jsonschema.validators import Draft202012Validator, validator_for
 
@@ -136,11 +137,15 @@ def compile_schema(schema: Mapping[str, Any]) -> Check:
 
     def check(value: object) -> str | None:
         faults: list[str] = []
-        for fault in validator.iter_errors(value):
-            if len(faults) == FAULTS_SHOWN_MAX:
-                faults.append("and more")
-                break
-            faults.append(f"{fault.json_path}: {fault.message[:FAULT_CHARS_MAX]}")
+        try:
+            for fault in validator.iter_errors(value):
+                if len(faults) == FAULTS_SHOWN_MAX:
+                    faults.append("and more")
+                    break
+                faults.append(f"{fault.json_path}: {fault.message[:FAULT_CHARS_MAX]}")
+        except (referencing.exceptions.Unresolvable, RecursionError, re.error) as error:
+            # A schema that turns out to be none only with this value; the tool is not called on trust.
+            faults.append(f"the tool's schema cannot be applied: {error!r:.200}")
         return "; ".join(faults) or None
 
     return check

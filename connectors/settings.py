@@ -136,7 +136,7 @@ DESCRIPTIONS: Final[Mapping[str, str]] = MappingProxyType(
         "anthropic_base_url": "Where the Messages API is reached, if not at its own address.",
         "anthropic_api_key": "Key of the Messages API.",
         "approval_token_key": "Key of the tokens that bind a decision to what was shown.",
-        "finished_runs_retention": "How long a finished run is kept, for example 14d or 36h.",
+        "finished_runs_retention": "How long a finished run will be kept; this version purges none.",
         "tool_concurrency": "Tool calls a worker makes at the same time.",
         "model_concurrency": "Model calls a worker makes at the same time.",
         "log_level": f"One of {', '.join(LOG_LEVELS)}.",

@@ -14,7 +14,8 @@ from perdure.connectors.settings import Settings
 from perdure.console.slots import Slot
 from perdure.processors.clock import Clock, Entropy
 from perdure.processors.definitions import DefinitionBook
-from perdure.processors.executor.engine import Executor, Phase
+from perdure.processors.executor.engine import Executor
+from perdure.processors.executor.exits import Phase
 from perdure.processors.executor.settings import ExecutorSettings
 from perdure.processors.executor.work import Work
 from perdure.processors.model_caller import ModelCaller

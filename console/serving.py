@@ -25,7 +25,7 @@ from perdure.console.session import exit_code_of
 from perdure.console.slots import Slot, SlotUnusable, take_slot
 from perdure.processors.clock import Entropy, SystemClock, SystemEntropy
 from perdure.processors.definitions import DefinitionBook, publish
-from perdure.processors.executor.engine import Exit
+from perdure.processors.executor.exits import Exit
 from perdure.processors.ports import ModelPort
 from perdure.schemas.errors import PerdureError, Retry, Stop
 from perdure.topics.errors import ClientFatal

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-import threading
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import typer
 
 from perdure.connectors.settings import Settings
 from perdure.console.session import Session
-from perdure.schemas.errors import Retry
 
 if TYPE_CHECKING:
     from perdure.topics.provision import Change
-
-ATTEMPTS_MAX: Final = 10
-ATTEMPT_PAUSE_S: Final = 0.5
 
 
 def register(app: typer.Typer) -> None:
@@ -39,12 +34,7 @@ def apply(ctx: typer.Context) -> None:
 
 
 def provisioned(settings: Settings, *, is_plan: bool = False) -> tuple[Change, ...]:
-    """Plan, and unless ``is_plan`` apply; the plan.
-
-    A cluster that has just begun does not know the groups' coordinators for a while, so what may be repeated
-    is, a bounded number of times; an apply that stopped half-way goes on. Raises PartitionsDiffer and what
-    the cluster answers.
-    """
+    """Plan, and unless ``is_plan`` apply; the plan. Raises PartitionsDiffer and what the cluster answers."""
     from perdure.processors.offset_map import empty_map
     from perdure.topics import provision
     from perdure.topics.kafka_log import KafkaLog
@@ -52,22 +42,10 @@ def provisioned(settings: Settings, *, is_plan: bool = False) -> tuple[Change, .
     from perdure.topics.table import Namespace
 
     admin = KafkaProvision(KafkaLog(settings.bootstrap, settings.kafka).admin)
-    names = Namespace(settings.namespace)
-    pause = threading.Event()
-    done: tuple[Change, ...] = ()
-    for attempt in range(1, ATTEMPTS_MAX + 1):
-        try:
-            changes = provision.plan(admin, names, settings.partitions, settings.replication)
-            done = (*done, *(each for each in changes if each not in done))
-            if not is_plan:
-                provision.apply(admin, changes, empty_map)
-        except Retry:
-            if attempt == ATTEMPTS_MAX:
-                raise
-            pause.wait(ATTEMPT_PAUSE_S)
-        else:
-            break
-    return done
+    changes = provision.plan(admin, Namespace(settings.namespace), settings.partitions, settings.replication)
+    if not is_plan:
+        provision.apply(admin, changes, empty_map)
+    return changes
 
 
 def _tell(session: Session, changes: tuple[Change, ...]) -> None:

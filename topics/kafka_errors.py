@@ -109,22 +109,27 @@ PASSING: Final = INDEFINITE | frozenset(
 
 
 # Any call that serves callbacks raises a fatal error of the client, also one that is not its own. A delivery
-# report that runs between the error and the call's return makes Python raise a SystemError instead.
+# report or a log line that runs between the error and the call's return makes Python raise a SystemError
+# instead, with the error as its cause or without any.
 RAISED: Final = (KafkaException, SystemError)
 
 
 def error_of(raised: KafkaException | SystemError) -> KafkaError:
-    """The client's own error inside what a call raised; what is not of its making is raised again."""
+    """The client's own error inside what a call raised; a bare ``_FATAL`` where it was lost on the way."""
     cause: BaseException | None = raised
     while cause is not None and not isinstance(cause, KafkaException):
         cause = cause.__cause__
     if cause is None or not isinstance(cause.args[0], KafkaError):
-        raise raised
+        return KafkaError(KafkaError._FATAL, f"lost on its way ({raised})", fatal=True)
     return cause.args[0]
 
 
 def is_fatal(error: KafkaError) -> bool:
     return error.fatal() or error.code() == KafkaError._FATAL
+
+
+def is_nameless(error: KafkaError) -> bool:
+    return error.code() == KafkaError._FATAL
 
 
 def is_fenced(error: KafkaError) -> bool:

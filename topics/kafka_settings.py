@@ -37,8 +37,9 @@ CONSUMER_RETRY_BACKOFF_MAX_MS: Final = 1_000
 # second would bound a reader to one queue a second.
 FETCH_QUEUE_BACKOFF_MS: Final = 10
 
-# What the client logs as an error and mends by itself, many times a second while a broker is away.
-_PASSING_FACILITIES: Final = frozenset({"FAIL", "REQTMOUT", "GETPID"})
+# What the client logs as an error and mends by itself, many times a second while a broker is away; and what
+# it also tells its caller, who knows whether it was expected.
+_PASSING_FACILITIES: Final = frozenset({"FAIL", "REQTMOUT", "GETPID", "FATAL", "TXNERR"})
 
 
 class ClientLog:

@@ -83,7 +83,7 @@ class KafkaTransaction:
                 error = kafka_errors.error_of(raised)
                 if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
                     raise RecordTooLarge(f"For {out.topic}/{out.partition}.") from raised
-                if error.code() in kafka_errors.FENCED:
+                if error.code() in kafka_errors.FENCED or kafka_errors.is_fatal(error):
                     raise self._failed(raised, definite=True) from raised
                 # The client takes no more records after an error it wants aborted; abort() tells if it is
                 # worse.
@@ -156,10 +156,22 @@ class KafkaTransaction:
             raise self._failed(raised, definite=True) from raised
 
     def _failed(self, raised: KafkaException | SystemError, *, definite: bool) -> PerdureError:
-        failure = kafka_errors.of_transaction(kafka_errors.error_of(raised), definite=definite)
+        error = kafka_errors.error_of(raised)
+        if kafka_errors.is_nameless(error):
+            error = self._named(error)
+        failure = kafka_errors.of_transaction(error, definite=definite)
         if not isinstance(failure, TransactionAbortable):
             self._state = _State.BROKEN
         return failure
+
+    def _named(self, error: KafkaError) -> KafkaError:
+        """The fatal error the client is in: it answers every call with it, also one that is out of turn."""
+        try:
+            self._in(self._state).begin_transaction()
+        except kafka_errors.RAISED as raised:
+            answered = kafka_errors.error_of(raised)
+            return answered if answered.fatal() else error
+        return error
 
     def _not_delivered(self, error: KafkaError) -> PerdureError:
         failure = kafka_errors.of_transaction(error, definite=True)

@@ -123,7 +123,9 @@ class ClassicGroup:
             return
         if self.state is ClassicState.PREPARING and not member.joined:
             heard_ms = self._rebalance_since_ms + member.client.spec.heartbeat_interval_ms
-            member.client.revocation_queued = self._broker.now_ms >= heard_ms
+            silent_ms = member.client.silent_since_ms
+            could_hear = silent_ms is None or silent_ms >= heard_ms
+            member.client.revocation_queued = could_hear and self._broker.now_ms >= heard_ms
         instance_id = member.client.spec.instance_id
         if instance_id is not None and self._static.get(instance_id) == member_id:
             del self._static[instance_id]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import assert_never
+from typing import TypeAlias, assert_never
 
 from perdure.topics.errors import LogMisuse, Unavailable
 from perdure.topics.log import (
     CommitOutcome,
     CommitStatus,
     CommittedOffset,
+    Consumer,
     ConsumerSpec,
     GroupMetadata,
     Polled,
@@ -25,6 +26,8 @@ from perdure.topics.model_member import Member
 
 METADATA_CHARS_MAX = 4_095
 COMMIT_TIMEOUT_S = 15.0  # librdkafka sends a commit three times, 5 s each, and then calls it timed out
+
+Callback: TypeAlias = Callable[[Consumer, tuple[TopicPartition, ...]], None]
 
 REFUSALS = frozenset(
     {
@@ -47,6 +50,7 @@ class ModelConsumer:
         self._fetcher = Fetcher(cluster, spec.queued_records_min, eof=spec.eof)
         self._member = Member(cluster, spec, self)
         self._alive = True
+        self._broken: BaseException | None = None
 
     @property
     def client_id(self) -> str:
@@ -80,6 +84,8 @@ class ModelConsumer:
         self._check_usable()
         if max_records < 1:
             raise LogMisuse("At least one record has to be asked for.")
+        if self._broken is not None:
+            raise self._broken
         self._member.step()
         items = self._fetcher.take(max_records)
         if not items and timeout_s > 0 and self._cluster.on_wait is not None:
@@ -151,16 +157,16 @@ class ModelConsumer:
 
     def gain(self, partitions: frozenset[TopicPartition]) -> None:
         if self._listener is not None:
-            self._listener.on_assign(self, tuple(sorted(partitions)))
+            self._tell(self._listener.on_assign, partitions)
 
     def give_up(self, partitions: frozenset[TopicPartition]) -> None:
         if self._listener is not None:
-            self._listener.on_revoke(self, tuple(sorted(partitions)))
+            self._tell(self._listener.on_revoke, partitions)
         self._unassign(partitions)
 
     def lose(self, partitions: frozenset[TopicPartition]) -> None:
         if self._listener is not None:
-            self._listener.on_lost(self, tuple(sorted(partitions)))
+            self._tell(self._listener.on_lost, partitions)
         self._unassign(partitions)
 
     # ---- the process ---------------------------------------------------------------------------------------
@@ -203,6 +209,13 @@ class ModelConsumer:
                 assert_never(fate)
         self._cluster.time_out(COMMIT_TIMEOUT_S)
         return Code.REQUEST_TIMED_OUT
+
+    def _tell(self, callback: Callback, partitions: frozenset[TopicPartition]) -> None:
+        try:
+            callback(self, tuple(sorted(partitions)))
+        except BaseException as raised:
+            self._broken = raised  # a listener's failure breaks the consumer for good
+            raise
 
     def _unassign(self, partitions: frozenset[TopicPartition]) -> None:
         if self._spec.protocol.incremental:

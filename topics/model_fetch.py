@@ -18,19 +18,23 @@ from perdure.topics.model_cluster import ModelCluster, record_of
 
 @dataclass(slots=True)
 class Reading:
-    """One assigned partition. ``delivered``: the next offset the application has not been given."""
+    """One assigned partition.
+
+    ``delivered``: the next offset the application has not got; ``failed``: out of range, and ``told`` so.
+    """
 
     delivered: int
     fetched: int
     queue: deque[Polled] = field(default_factory=deque[Polled])
     eof_at: int | None = None
     failed: bool = False
+    told: bool = False
 
     def restart(self, offset: int) -> None:
         self.delivered = self.fetched = offset
         self.queue.clear()
         self.eof_at = None
-        self.failed = False
+        self.failed = self.told = False
 
 
 class Fetcher:
@@ -112,15 +116,18 @@ class Fetcher:
         if not partition.in_range(reading.fetched):
             reading.failed = True
             return
+        if reading.fetched == partition.stable_end and reading.eof_at == reading.fetched:
+            return  # at the end, which was told already
         fetched = partition.fetch(
             reading.fetched, Isolation.COMMITTED, self._queued_records - len(reading.queue)
         )
         reading.queue.extend(record_of(at, entry) for entry in fetched.entries)
         reading.fetched = fetched.next_offset
         at_end = reading.fetched >= partition.stable_end
-        if self._eof and at_end and reading.eof_at != reading.fetched:
+        if at_end and reading.eof_at != reading.fetched:
             reading.eof_at = reading.fetched
-            reading.queue.append(Eof(at.topic, at.partition, reading.fetched))
+            if self._eof:
+                reading.queue.append(Eof(at.topic, at.partition, reading.fetched))
 
     def _hand_out(self, reading: Reading, taken: list[Polled], records_max: int) -> None:
         while reading.queue and len(taken) < records_max:
@@ -132,8 +139,8 @@ class Fetcher:
     def _raise_failure(self, partitions: Sequence[TopicPartition]) -> None:
         for at in partitions:
             reading = self._readings[at]
-            if reading.failed and not reading.queue and reading.eof_at is None:
-                reading.eof_at = reading.fetched  # told
+            if reading.failed and not reading.told and not reading.queue:
+                reading.told = True
                 raise OffsetOutOfRange(f"{at.topic}[{at.partition}] at {reading.fetched}.")
 
     def _reading(self, at: TopicPartition) -> Reading:

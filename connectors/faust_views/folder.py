@@ -12,7 +12,8 @@ that was re-created has another id), another number of partitions, or too old. A
 stay for ``delete.retention.ms``; rows that were up to date less than half of that ago have missed none.
 
 The name of the consumer group goes with the folder. Two views share no group, whichever machines they are on,
-and one that was killed comes back as the same member without waiting for its session to end.
+and one that was killed comes back as the same member without waiting for its session to end. A folder that
+was copied to another host gets another name there.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import fcntl
 import json
 import os
 import shutil
+import socket
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self, cast
@@ -61,6 +63,7 @@ class Marker:
 
     format: int
     view_id: str
+    host: str
     topic: str
     topic_id: str
     partitions: int
@@ -90,18 +93,24 @@ class ViewFolder:
         Raises :class:`ViewFolderUnusable`.
         """
         now_ms = clock.wall_ms()
+        host = socket.gethostname()
         found = self._read()
         why = _fault(found, source, now_ms, has_rows=self.rows.exists())
         try:
             if why is None:
                 assert found is not None
                 self._marker = found
+                if found.host != host:
+                    self._write(replace(found, view_id=new_id(entropy), host=host))
             else:
                 # The marker goes first: without it whatever is left is thrown away by the next start.
                 (self.folder / "view.json").unlink(missing_ok=True)
-                shutil.rmtree(self.rows, ignore_errors=False) if self.rows.exists() else None
-                view_id = found.view_id if found is not None else new_id(entropy)
-                self._write(Marker(FORMAT, view_id, source.topic, source.topic_id, source.partitions, now_ms))
+                if self.rows.exists():
+                    shutil.rmtree(self.rows)
+                view_id = found.view_id if found is not None and found.host == host else new_id(entropy)
+                self._write(
+                    Marker(FORMAT, view_id, host, source.topic, source.topic_id, source.partitions, now_ms)
+                )
             self.rows.mkdir(exist_ok=True)
         except OSError as error:
             raise ViewFolderUnusable(f"{self.folder}: {error}.") from error

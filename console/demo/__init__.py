@@ -4,3 +4,9 @@
 holds the worker processes; ``story`` lets it happen; ``ledger`` counts what was really done; ``report`` says
 it all to a person and, in one JSON line, to a program; ``cli`` puts these together.
 """
+
+from __future__ import annotations
+
+from typing import Final
+
+EXIT_INTERRUPTED: Final = 130

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final
 
 LOG_TAIL_CHARS: Final = 1_500
-TERM_TIMEOUT_S: Final = 8.0
 KILL_TIMEOUT_S: Final = 5.0
 
 # Runs between fork and the program, in a fresh interpreter: the kernel is told to kill what follows when the
@@ -75,10 +74,10 @@ class Child:
         if self.exit_code is None:
             self._process.send_signal(signal.SIGTERM)
 
-    def end(self) -> None:
-        """Wait until it has ended as asked, by force if that takes longer than TERM_TIMEOUT_S."""
+    def end(self, timeout_s: float) -> None:
+        """Wait until it has ended as asked; by force, if that takes longer."""
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(TERM_TIMEOUT_S)
+            self._process.wait(timeout_s)
         self.kill()
 
     def log_tail(self) -> str:

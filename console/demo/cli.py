@@ -13,6 +13,7 @@ from rich.console import Console
 
 from perdure.connectors.agent import load_app
 from perdure.connectors.client import Client
+from perdure.console.demo import EXIT_INTERRUPTED
 from perdure.console.demo.child import REPOSITORY
 from perdure.console.demo.fleet import APP, Fleet
 from perdure.console.demo.ledger import Counted, count, was_reconciled
@@ -28,7 +29,6 @@ from perdure.topics.kafka_log import KafkaLog
 
 KEY_VARIABLE: Final = "ANTHROPIC_API_KEY"
 EXIT_ERROR: Final = 2
-EXIT_INTERRUPTED: Final = 130
 WIDTH_WITHOUT_TERMINAL: Final = 120
 AGENT: Final = "support"
 AGENT_WITHOUT_RECONCILER: Final = "support-asking-people"
@@ -112,7 +112,7 @@ def run(options: argparse.Namespace, tell: Teller) -> Verdict:
                 tell.history(history.run_id, history.events)
                 verdict = judged(set_up, story, history, fleet, plan, tell, is_naive=options.naive)
         finally:
-            fleet.end()
+            fleet.end(at_once=True)
     return verdict
 
 

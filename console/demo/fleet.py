@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from perdure.console.demo.child import Child
+from perdure.console.demo.child import Child, pause
 from perdure.processors.crash_points import CRASH_ENV, CRASH_MARKER_ENV, CrashPoint
 from perdure.schemas.errors import Stop
 from perdure.topics.table import Role
@@ -15,6 +15,9 @@ from perdure.topics.table import Role
 ROLES: Final = (Role.ORCHESTRATOR, Role.MODEL_CALLER, Role.TOOL_EXECUTOR)
 APP: Final = "examples.support_agent:app"
 RESTARTS_MAX: Final = 3
+SECOND_REQUEST_S: Final = 0.2
+LEAVE_TIMEOUT_S: Final = 2.0
+DRAIN_TIMEOUT_S: Final = 8.0
 
 
 class WorkerFailed(Stop):
@@ -85,9 +88,17 @@ class Fleet:
             self._tell(f"the {role.value} ended by itself (exit code {worker.exit_code}); starting it again")
             self.start(role)
 
-    def end(self) -> None:
-        """Ask all to end what they do and leave; by force, if they take too long."""
+    def end(self, *, at_once: bool = False) -> None:
+        """Ask all to end what they do and leave; by force, if they take too long.
+
+        ``at_once``: to leave what they do as it is, which is what a second request means to a worker. They
+        leave their groups all the same, so that a cluster need not wait for them.
+        """
         for worker in self._workers.values():
             worker.ask_to_end()
+        if at_once and any(worker.exit_code is None for worker in self._workers.values()):
+            pause(SECOND_REQUEST_S)
+            for worker in self._workers.values():
+                worker.ask_to_end()
         for worker in self._workers.values():
-            worker.end()
+            worker.end(LEAVE_TIMEOUT_S if at_once else DRAIN_TIMEOUT_S)

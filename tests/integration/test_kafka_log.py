@@ -538,6 +538,22 @@ def test_a_cluster_with_the_new_protocol_is_recognised(log: KafkaLog) -> None:
     assert log.consumer_protocol() is GroupProtocol.CONSUMER
 
 
+def test_a_cluster_without_the_new_protocol_is_recognised(tmp_path: Path) -> None:
+    """A broker that names the API but has such groups switched off refuses the probe."""
+    broker = LocalKafka(tmp_path / "broker", overrides={"group.coordinator.rebalance.protocols": "classic"})
+    try:
+        assert KafkaLog(broker.start().bootstrap).consumer_protocol() is GroupProtocol.COOPERATIVE
+    finally:
+        broker.kill()
+
+
+def test_a_cluster_that_does_not_answer_has_no_protocol_yet() -> None:
+    """Nothing is guessed, and nothing remembered: the next question asks again."""
+    log = KafkaLog("127.0.0.1:1")
+    with pytest.raises(Unavailable):
+        log.consumer_protocol()
+
+
 def test_a_record_of_the_java_client_lands_where_the_partitioner_says(
     log: KafkaLog, kafka: str, topic: str
 ) -> None:

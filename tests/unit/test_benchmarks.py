@@ -45,7 +45,8 @@ def ask(turn: int) -> ModelReplied:
 
 
 def blocks(turn: int) -> list[dict[str, Any]]:
-    return json.loads(ask(turn).content)
+    found: list[dict[str, Any]] = json.loads(ask(turn).content)
+    return found
 
 
 @pytest.mark.parametrize(("turns", "steps"), [(1, 1), (2, 4), (5, 13), (40, 118)])

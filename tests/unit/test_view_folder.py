@@ -107,6 +107,22 @@ def test_a_clock_that_went_back_vouches_for_nothing(tmp_path: Path, clock: Clock
     assert _opened(tmp_path, clock)[0] == "age"
 
 
+def test_a_folder_copied_to_another_host_is_another_member(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two members of one name would put each other out of their group; the rows are good for both."""
+    entropy = Counting()
+    with take_view_folder(tmp_path, "shop") as folder:
+        folder.open(SOURCE, clock, entropy)
+    monkeypatch.setattr("socket.gethostname", lambda: "elsewhere")
+    with take_view_folder(tmp_path, "shop") as copied:
+        assert copied.open(SOURCE, clock, entropy) is None
+    assert copied.marker.view_id != folder.marker.view_id
+    with take_view_folder(tmp_path, "shop") as again:
+        assert again.open(SOURCE, clock, entropy) is None
+    assert again.marker == copied.marker
+
+
 def test_two_views_have_two_folders(tmp_path: Path, clock: Clock) -> None:
     """A folder that is held is left alone, and its group name is not used twice."""
     entropy = Counting()

@@ -1,0 +1,55 @@
+"""The benchmark, small, through its real processes: that it runs at all and says what it should."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from benchmarks import legs, workload
+from perdure.connectors.local_kafka import BOOTSTRAP_VARIABLE
+
+ROOT = Path(__file__).absolute().parents[2]
+TIMEOUT_S = 150
+ARGUMENTS = ("--runs=3", "--warmup=2", "--inflight=4", "--load-runs=8", "--partitions=2")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(TIMEOUT_S + 30)
+def test_it_measures_and_leaves_nothing_behind(kafka: str, tmp_path: Path) -> None:
+    """Its last line is one JSON object with every part; its topics and its folder are gone afterwards."""
+    answer = subprocess.run(
+        [sys.executable, "-m", "benchmarks", *ARGUMENTS, f"--folder={tmp_path}"],
+        env={**os.environ, BOOTSTRAP_VARIABLE: kafka},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr
+    figures: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
+
+    assert figures["workload"]["steps"] == workload.steps()
+    assert (figures["alone"]["runs"], figures["in_flight"]["runs"]) == (3, 8)
+    for part in (figures["alone"], figures["in_flight"]):
+        assert 0 < part["min_ms"] <= part["p50_ms"] <= part["p95_ms"] <= part["max_ms"]
+        assert part["bytes_per_run"]["run-events"] > workload.tool_calls() * workload.RESULT_BYTES
+        assert part["history"]["events_per_run"] >= workload.steps()
+        assert part["history"]["markers_per_run"] > 0
+        assert part["cpu_ms_per_run"].keys() >= {"orchestrator", "model-caller", "tool-executor", "driver"}
+    assert figures["idle"]["cores"].keys() >= {"orchestrator", "model-caller", "tool-executor"}
+    rows = {row["leg"]: row for row in figures["where_the_time_goes"]["legs_of_a_run_alone"]}
+    assert list(rows) == list(legs.LEGS)
+    assert rows[legs.MODEL]["per_run"] == workload.TURNS
+    assert rows[legs.TOOLS]["per_run"] == workload.TURNS - 1
+
+    assert list(tmp_path.iterdir()) == []
+    left = AdminClient({"bootstrap.servers": kafka}).list_topics(timeout=10).topics
+    assert [name for name in left if name.startswith("bench-")] == []
