@@ -78,7 +78,7 @@ class Timeline:
             case ev.TurnResumed(turn=turn):
                 return _Line("▶", f"turn {turn}", "taken up again", is_inner=False)
             case ev.SignalReceived(message=message):
-                return _Line("✉", "message", f"{excerpt(message)} (told with the next turn)", is_inner=False)
+                return _Line("✉", "message", f"{excerpt(message)} (for the next turn)", is_inner=False)
             case ev.CommandRejected(kind=kind, reason=reason):
                 return _Line("✗", "refused", f"{kind}: {reason}", DOUBT, is_inner=False)
             case ev.SurplusRecorded(call_id=call_id, kind=kind, reason=reason):

@@ -124,7 +124,8 @@ class CommitOutcome:
     """Result of :meth:`Consumer.commit`; ``reason`` names the broker's error, empty when acknowledged.
 
     REFUSED is exactly ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID, REBALANCE_IN_PROGRESS, STALE_MEMBER_EPOCH and
-    FENCED_MEMBER_EPOCH (design: executor protocol). Everything else that is not an acknowledgement is UNKNOWN.
+    FENCED_MEMBER_EPOCH (design: executor protocol). Everything else that is not an acknowledgement is
+    UNKNOWN.
     """
 
     status: CommitStatus
@@ -147,9 +148,10 @@ class GroupProtocol(Enum):
 class ConsumerSpec:
     """How to open a consumer.
 
-    ``group is None``: a reader that is assigned by hand and never commits. ``instance_id``: static membership.
-    ``eof``: deliver :class:`Eof`. ``commit_retry_backoff_ms``: the client's hidden re-sends of a commit come no
-    sooner than this; the executors set it above their lease so that a hidden re-send is noticed as late.
+    ``group is None``: a reader that is assigned by hand and never commits. ``instance_id``: static
+    membership. ``eof``: deliver :class:`Eof`. ``commit_retry_backoff_ms``: the client's hidden re-sends of
+    a commit come no sooner than this; the executors set it above their lease so that a hidden re-send is
+    noticed as late.
     """
 
     client_id: str
@@ -168,11 +170,11 @@ class ConsumerSpec:
 class RebalanceListener(Protocol):
     """What a group member does when its ownership changes.
 
-    RANGE: ``on_assign`` gets the whole assignment and must call :meth:`Consumer.assign` (it may add partitions
-    of other topics by hand). Incremental protocols: ``on_assign`` gets the additions and must call
-    :meth:`Consumer.incremental_assign`. After ``on_revoke`` (still the owner: may commit) and ``on_lost``
-    (owner no more: must not commit) return, the implementation gives the partitions up by itself; with RANGE
-    that is everything assigned, hand-added partitions included.
+    RANGE: ``on_assign`` gets the whole assignment and must call :meth:`Consumer.assign` (it may add
+    partitions of other topics by hand). Incremental protocols: ``on_assign`` gets the additions and must
+    call :meth:`Consumer.incremental_assign`. After ``on_revoke`` (still the owner: may commit) and
+    ``on_lost`` (owner no more: must not commit) return, the implementation gives the partitions up by
+    itself; with RANGE that is everything assigned, hand-added partitions included.
     """
 
     def on_assign(self, consumer: Consumer, partitions: tuple[TopicPartition, ...]) -> None: ...
@@ -201,8 +203,9 @@ class Consumer(Protocol):
         """Wait up to ``timeout_s`` for a first item, then take what is there, up to ``max_records``.
 
         Runs rebalance callbacks. Per partition, offsets ascend. Raises :class:`OffsetOutOfRange`,
-        :class:`Fenced` (a static instance id taken over), :class:`ClientFatal`; transient connection trouble
-        is not an error, only silence. Items taken before an error are returned first, the error by the next call.
+        :class:`Fenced` (a static instance id taken over), :class:`ClientFatal`; transient connection
+        trouble is not an error, only silence. Items taken before an error are returned first, the error by
+        the next call.
         """
         ...
 
@@ -215,11 +218,14 @@ class Consumer(Protocol):
     def seek(self, position: Position) -> None: ...
 
     def committed(self, partitions: Sequence[TopicPartition], timeout_s: float) -> list[CommittedOffset]:
-        """The group's offsets, require-stable (KIP-447): waits for open transactions, else :class:`Unavailable`."""
+        """The group's offsets, require-stable (KIP-447): waits for open transactions, else
+        :class:`Unavailable`.
+        """
         ...
 
     def commit(self, offsets: Sequence[CommittedOffset]) -> CommitOutcome:
-        """One synchronous OffsetCommit request for all of ``offsets``, metadata included (at most 4,095 chars each).
+        """One synchronous OffsetCommit request for all of ``offsets``, metadata included (at most 4,095
+        chars each).
 
         Raises :class:`LogMisuse` for an empty list or an offset that is None or negative.
         """
@@ -259,7 +265,8 @@ class TransactionalProducer(Protocol):
     def commit(self, timeout_s: float) -> Mapping[TopicPartition, int]:
         """Commit; returns the highest tracked offset written per partition.
 
-        Raises :class:`TransactionAbortable` (definitely not committed), :class:`Fenced`, :class:`OutcomeUnknown`.
+        Raises :class:`TransactionAbortable` (definitely not committed), :class:`Fenced`,
+        :class:`OutcomeUnknown`.
         """
         ...
 
@@ -274,10 +281,14 @@ DeliveryReport: TypeAlias = Callable[[PerdureError | None, int], None]
 
 
 class Producer(Protocol):
-    """An idempotent producer, ``acks=all``. Reports run inside :meth:`poll`, :meth:`flush` of the caller's thread."""
+    """An idempotent producer, ``acks=all``. Reports run inside :meth:`poll`, :meth:`flush` of the caller's
+    thread.
+    """
 
     def produce(self, out: Outgoing, on_delivery: DeliveryReport | None = None) -> None:
-        """Queue a record. ``on_delivery(None, offset)`` means durable; ``(error, -1)`` means not known to be."""
+        """Queue a record. ``on_delivery(None, offset)`` means durable; ``(error, -1)`` means not known to
+        be.
+        """
         ...
 
     def poll(self, timeout_s: float) -> None: ...

@@ -68,6 +68,8 @@ def test_a_story_reads_as_it_happened() -> None:
 
 OTHERS: list[ev.EventBody] = [
     ev.AgentPinned("d" * 64, "1", 5),
+    ev.TurnResumed(3),
+    ev.SignalReceived("look at the invoice"),
     ev.RunWaiting("agent x", 5),
     ev.TranscriptSent("q"),
     ev.ModelAttemptEnded(1, 1, "q", "overloaded", "busy", 5),
@@ -89,7 +91,7 @@ def test_every_kind_of_event_has_a_line() -> None:
     assert kinds == set(typing.get_args(ev.EventBody))
     for body in OTHERS:
         assert Timeline().add(ev.Event("r", 1, 1, body)) is not None
-    assert "decide c ran | did-not-run" in shown(OTHERS)[5]
+    assert "decide c ran | did-not-run" in shown(OTHERS)[7]
 
 
 @pytest.mark.parametrize(

@@ -121,13 +121,16 @@ def test_functions_stay_short() -> None:
     assert long == []
 
 
+DIRECTIVE = re.compile(r"  # (?:noqa|type: ignore|pyright: ignore)")
+
+
 def test_lines_fit() -> None:
-    """No line is longer than 110 characters, in strings and comments neither."""
+    """No line is longer than 110 characters; directives to tools do not count."""
     long = [
         f"{_name(path)}:{number}"
         for path in _all_modules()
         for number, line in enumerate(path.read_text().splitlines(), 1)
-        if len(line) > LINE_CHARS_MAX
+        if len(DIRECTIVE.split(line)[0].rstrip()) > LINE_CHARS_MAX
     ]
     assert long == []
 

@@ -43,7 +43,9 @@ def test_the_third_identical_failing_call_is_intercepted(patient: Any) -> None:
 
 
 def test_calls_that_change_nothing_count_from_the_second_on(patient: Any) -> None:
-    """No-op: the same result as the identical call before. The first is none, so the fourth is intercepted."""
+    """No-op: the same result as the identical call before. The first is none, so the fourth is
+    intercepted.
+    """
     same = rs.Completed(b'"same"')
     assert [once(patient, same, path="x") for _ in range(4)] == [True, True, True, False]
 
@@ -94,7 +96,8 @@ def test_a_tool_that_polls_is_exempt(make_driver: Callable[..., Any], make_agent
 def test_identical_calls_of_one_turn_count_in_call_order(patient: Any) -> None:
     """Asked for together, nothing could be learnt between them: the fourth identical one is not executed."""
     blocks = [
-        {"type": "tool_use", "id": f"p{number}", "name": "look", "input": {"path": "x"}} for number in range(4)
+        {"type": "tool_use", "id": f"p{number}", "name": "look", "input": {"path": "x"}}
+        for number in range(4)
     ]
     patient.reply(*blocks)
     assert [request.call_id for request in patient.requests(ToolRequest)] == ["p0", "p1", "p2"]

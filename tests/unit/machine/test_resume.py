@@ -16,7 +16,9 @@ from perdure.schemas.values import Answer, DeclineReason, FailureKind, RunState
 
 
 def valid(messages: list[bytes]) -> None:
-    """The Messages API's rule: each tool_use is answered in the next user message, results before any text."""
+    """The Messages API's rule: each tool_use is answered in the next user message, results before any
+    text.
+    """
     open_ids: list[str] = []
     for raw in messages:
         message = json.loads(raw)
@@ -35,7 +37,9 @@ def valid(messages: list[bytes]) -> None:
 
 
 def test_a_cancelled_turn_gets_synthetic_results_and_the_resumed_request_is_valid(running: Any) -> None:
-    """Cancel after the message and before any tool started: one honest result per call, then the next turn."""
+    """Cancel after the message and before any tool started: one honest result per call, then the next
+    turn.
+    """
     running.ask_tools("look", "send")
     running.command(Cancel("x"))
     running.tool_result("t11", rs.Declined(DeclineReason.CANCELLED))
