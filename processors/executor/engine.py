@@ -71,6 +71,7 @@ class Executor:
         self._is_asked = False
         self._heard_s = clock.boot_s()
         self._drain_until_s: float | None = None
+        self._told_until_s = 0.0
 
         spec = _spec(log, names.client_id(role, worker, "requests"), names.group(role), settings)
         topic = names.topic(INPUTS[role][0])
@@ -214,15 +215,21 @@ class Executor:
         logger.info("draining: %s", reason.name, extra=extra(Action.DRAINING))
         self.exit = reason
         self.phase = Phase.DRAINING
+        self._told_until_s = self._clock.boot_s() + self._settings.flush_s
         if self._settings.drain_s is not None:
             self._drain_until_s = self._clock.boot_s() + self._settings.drain_s
         self._dispatch.withdraw(lambda _: True)
 
     def _is_drained(self) -> bool:
-        if self._drain_until_s is not None and self._clock.boot_s() >= self._drain_until_s:
+        now_s = self._clock.boot_s()
+        if self._drain_until_s is not None and now_s >= self._drain_until_s:
             return True
+        if next(iter(self._running), None) is not None:
+            self._told_until_s = now_s + self._settings.flush_s
+            return False
+        # Results that are not acknowledged by then must not keep the partitions from another owner.
         is_told = self._results.open == 0 or self._results.failure is not None
-        return is_told and next(iter(self._running), None) is None
+        return is_told or now_s >= self._told_until_s
 
     def _leave(self) -> None:
         try:

@@ -26,8 +26,9 @@ class ExecutorSettings:
     engine's comes, so that a tool port that keeps deadlines itself answers first. ``abort_grace_s``: from
     the abort signal to the cancellation of the call's task; ``cancel_wait_s``: from there until it is given
     up. ``abandoned_max``: calls that ignored both before the process leaves to be started anew.
-    ``asks_max``: how often an unanswered question at take-over is put, each for ``ask_timeout_s``, with
-    ``ask_retry_s`` between.
+    ``flush_s``: how long a leaving worker waits for results to be acknowledged after its last call has
+    ended. ``asks_max``: how often an unanswered question at take-over is put, each for ``ask_timeout_s``,
+    with ``ask_retry_s`` between.
     """
 
     lease_s: float = 2.0
