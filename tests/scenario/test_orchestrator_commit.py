@@ -153,11 +153,10 @@ def test_killed_around_the_commit(
 def test_commit_that_lands_between_the_questions_of_the_successor(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A predecessor whose offsets were taken may still commit: its successor waits for it, then asks for
-    the end.
+    """A predecessor whose offsets were taken may still commit: its successor waits for it, then asks for the end.
 
-    Its records reach the log last, as they may; a successor that had asked for the end of run-events first
-    would go on from the new offsets without those events.
+    Its records reach the log last, as they may; a successor that had asked for the end of run-events first would
+    go on from the new offsets without those events.
     """
     stage.cluster.faults.late_records = True
     first = stage.worker("a")
@@ -184,10 +183,10 @@ def test_commit_that_lands_between_the_questions_of_the_successor(
     check_all_done(stage, run_ids)
 
 
-def test_membership_is_captured_in_the_callback_only(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Transactions use the membership of the assign callback; one asked for later may be newer than the
-    batch.
-    """
+def test_membership_is_captured_in_the_callback_only(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Transactions use the membership of the assign callback; one asked for later may be newer than the batch."""
     asked: list[str] = []
     group_metadata = ModelConsumer.group_metadata
 

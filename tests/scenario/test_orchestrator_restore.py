@@ -267,9 +267,7 @@ def test_gap_that_closes_is_none(stage: Stage) -> None:
 
 
 def test_killed_while_a_gap_is_held(stage: Stage) -> None:
-    """Rows never pass an event that is held: killed meanwhile, the next restore finds the same events
-    again.
-    """
+    """Rows never pass an event that is held: killed meanwhile, the next restore finds the same events again."""
     worker = start(stage)
     submit_all(stage)
     stage.settle()
