@@ -53,14 +53,17 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    flags: dict[str, object] = {
-        **parsed_set(set_ or ()),
+    options = {
         "bootstrap": bootstrap,
         "namespace": namespace,
         "state_dir": state_dir,
         "log_level": log_level,
     }
-    ctx.obj = Session({name: value for name, value in flags.items() if value is not None}, config, is_json)
+    flags = {
+        **parsed_set(set_ or ()),
+        **{name: value for name, value in options.items() if value is not None},
+    }
+    ctx.obj = Session(flags, config, is_json)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -75,6 +75,9 @@ def test_settings_are_shown_with_their_origin_and_without_secrets(
     assert rows["anthropic_api_key"]["where"] == "PERDURE_ANTHROPIC_API_KEY"
     assert rows["kafka.sasl.password"]["value"] == "********"
     assert "hush" not in out
+    _, out, _ = run(capsys, "config", "show", "--json", "--set", "bootstrap=s:1", "--set", "log_level=debug")
+    assert '"value": "s:1", "source": "flag"' in out
+    assert '"value": "debug", "source": "flag"' in out
     code, out, _ = run(capsys, "config", "show")
     assert code == 0
     assert "hush" not in out
@@ -161,4 +164,4 @@ def test_the_facade_offers_what_it_names() -> None:
 
     assert [name for name in perdure.__all__ if not hasattr(perdure, name)] == []
     with pytest.raises(AttributeError):
-        perdure.nothing  # type: ignore[attr-defined]  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue, reportUnusedExpression]
+        perdure.nothing  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue, reportUnusedExpression]
