@@ -44,6 +44,11 @@ def partitions(topic: str, count: int) -> set[TopicPartition]:
     return {TopicPartition(topic, p) for p in range(count)}
 
 
+def told(owner: Owner) -> list[tuple[str, tuple[TopicPartition, ...]]]:
+    """The callbacks that carried partitions; the incremental protocols also make empty ones."""
+    return [(kind, which) for kind, which in owner.heard if which]
+
+
 def sole(
     world: World, topics: Sequence[str], wanted: set[TopicPartition], **more: object
 ) -> tuple[Consumer, Owner]:
@@ -61,8 +66,7 @@ def test_sole_member_owns_everything(world: World, protocol: GroupProtocol) -> N
     """A group of one is assigned every partition, told once, as a member with a generation."""
     topic = world.topic(partitions=3)
     _, owner = sole(world, [topic], partitions(topic, 3), protocol=protocol)
-    told = [happening for happening, which in owner.heard if which]
-    assert told == ["assign"]
+    assert [happening for happening, _ in told(owner)] == ["assign"]
     assert owner.member.is_member
     assert owner.member.group == world.name("group")
 
@@ -146,7 +150,8 @@ def test_killed_members_partitions_come_back_after_its_session(world: World, pro
     """What a killed process owned goes to the others once its session has run out."""
     topic = world.topic(partitions=4)
     first, one = sole(world, [topic], partitions(topic, 4), protocol=protocol)
-    remote = world.remote(spec(world, "remote", protocol), [topic])
+    # A KIP-848 group's session is the broker's to set; a classic one need not take so long.
+    remote = world.remote(replace(spec(world, "remote", protocol), session_timeout_ms=2_000), [topic])
     world.poll_all([first], lambda: len(one.owned) == 2 and len(remote.owned()) == 2)
     remote.kill()
     world.poll_all([first], lambda: one.owned == partitions(topic, 4))
@@ -217,6 +222,25 @@ def test_offsets_of_an_older_generation_are_fenced(world: World) -> None:
     producer.begin()
     with pytest.raises(Fenced):
         producer.send_offsets([Position(TopicPartition(topic, 0), 1)], before, TIMEOUT_S)
+
+
+@pytest.mark.parametrize("protocol", INCREMENTAL)
+def test_offsets_of_an_older_generation_are_fenced_for_a_member_that_kept_its_partitions(
+    world: World, protocol: GroupProtocol
+) -> None:
+    """Under an incremental protocol too, metadata from before a rebalance commits no offsets after it."""
+    topic = world.topic(partitions=2)
+    first, one = sole(world, [topic], partitions(topic, 2), protocol=protocol)
+    before = first.group_metadata()
+    other = Owner(protocol)
+    second = world.member(other, [topic], spec(world, "second", protocol))
+    world.poll_all([first, second], lambda: len(one.owned) == 1 and len(other.owned) == 1)
+    world.poll_all([first, second], lambda: first.group_metadata().generation > before.generation)
+    (kept,) = one.owned
+    producer = world.transactional()
+    producer.begin()
+    with pytest.raises(Fenced):
+        producer.send_offsets([Position(kept, 1)], before, TIMEOUT_S)
 
 
 def test_metadata_of_nobody_is_accepted_on_a_live_group(world: World) -> None:
@@ -313,21 +337,23 @@ def test_range_assigns_each_topic_by_itself(world: World) -> None:
     assert one.owned == {TopicPartition(small, 0), TopicPartition(large, 0)}
 
 
-def test_static_member_that_restarts_keeps_its_partitions(world: World) -> None:
+@pytest.mark.parametrize("protocol", list(GroupProtocol))
+def test_static_member_that_restarts_keeps_its_partitions(world: World, protocol: GroupProtocol) -> None:
     """A process that comes back under its instance id gets its partitions again, and only it hears of it."""
     topic = world.topic(partitions=2)
-    one, other = Owner(), Owner()
-    first = world.member(one, [topic], spec(world, "first", instance="a"))
-    second = world.member(other, [topic], spec(world, "second", instance="b"))
+    one, other = Owner(protocol), Owner(protocol)
+    first = world.member(one, [topic], spec(world, "first", protocol, "a"))
+    second = world.member(other, [topic], spec(world, "second", protocol, "b"))
     world.poll_all([first, second], lambda: len(one.owned) == 1 and len(other.owned) == 1)
-    owned, generation, heard = set(one.owned), one.member.generation, len(other.heard)
+    world.poll_all([first, second], lambda: len(told(other)) > 0)
+    owned, generation, heard = set(one.owned), first.group_metadata().generation, told(other)
     first.close()
-    again = Owner()
-    restarted = world.member(again, [topic], spec(world, "first", instance="a"))
+    again = Owner(protocol)
+    restarted = world.member(again, [topic], spec(world, "first", protocol, "a"))
     world.poll_all([restarted, second], lambda: again.owned == owned)
     assert again.member.generation == generation
     assert again.member.member_id != one.member.member_id
-    assert len(other.heard) == heard
+    assert told(other) == heard
 
 
 def test_second_process_under_an_instance_id_fences_the_first(world: World) -> None:
@@ -354,6 +380,27 @@ def test_second_process_under_an_instance_id_fences_the_first(world: World) -> N
     first.close()
     assert [kind for kind, _ in one.heard] == ["assign"]
     assert second.committed([at], TIMEOUT_S)[0].offset is None
+
+
+def test_new_style_instance_id_is_not_taken_over_while_its_process_lives(world: World) -> None:
+    """With KIP-848 it is the SECOND process under an instance id that is Fenced; the first goes on."""
+    topic = world.topic()
+    at = TopicPartition(topic, 0)
+    one, other = Owner(CONSUMER), Owner(CONSUMER)
+    first = world.member(one, [topic], spec(world, "first", CONSUMER, "a"))
+    world.poll_all([first], lambda: one.owned == {at})
+    second = world.member(other, [topic], spec(world, "second", CONSUMER, "a"))
+
+    def fenced() -> bool:
+        try:
+            second.poll(1, 0.1)
+        except Fenced:
+            return True
+        return False
+
+    world.until(fenced)
+    assert other.heard == []
+    assert first.commit([CommittedOffset(at, 4)]).status is CommitStatus.ACKNOWLEDGED
 
 
 def test_transaction_of_a_fenced_instance_is_fenced(world: World) -> None:
@@ -439,6 +486,11 @@ def test_member_starts_where_the_group_committed(world: World) -> None:
     member = world.member(owner, [topic], spec(world, "first"))
     (found,) = world.read(member, 1)
     assert found.value == b"c"
+
+
+def test_cluster_offers_the_new_protocol(world: World) -> None:
+    """The protocol for groups that may choose is KIP-848's, where the brokers have it."""
+    assert world.log.consumer_protocol() is GroupProtocol.CONSUMER
 
 
 def test_reader_without_members_joins_no_group(world: World) -> None:

@@ -329,6 +329,25 @@ def test_recreated_topic_has_another_id(world: World) -> None:
     assert world.read_all(topic) == ([], 0)
 
 
+def test_reader_of_a_recreated_topic_is_out_of_range(world: World) -> None:
+    """A reader that stands beyond the end of a topic's new incarnation is told, not moved."""
+    topic = world.topic()
+    world.write(topic, b"a", b"b", b"c")
+    reader = world.reader(Position(TopicPartition(topic, 0), 0))
+    world.read_to_end(reader)
+    world.recreate(topic)
+    world.write(topic, b"new")
+
+    def raised() -> bool:
+        try:
+            assert records_of(reader.poll(10, 0.1)) == []
+        except OffsetOutOfRange:
+            return True
+        return False
+
+    assert world.until(raised)
+
+
 @pytest.mark.parametrize("misuse", ["negative position", "closed", "commit without group", "empty commit"])
 def test_misuse_is_told(world: World, misuse: str) -> None:
     """What the port forbids raises LogMisuse instead of doing something else."""
