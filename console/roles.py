@@ -25,7 +25,7 @@ from perdure.processors.ports import ModelPort
 from perdure.processors.runner import AsyncRunner
 from perdure.processors.store_rocks import RocksStores
 from perdure.processors.tool_executor import ToolExecutor
-from perdure.processors.transcripts import MemoryTranscripts
+from perdure.processors.transcripts_stored import StoredTranscripts
 from perdure.processors.watchdog import ThreadWatchdog
 from perdure.schemas.errors import Stop
 from perdure.topics.log import Log
@@ -33,6 +33,8 @@ from perdure.topics.table import RUN_DELTAS, Namespace, Role
 
 # The tools run in threads of FunctionTools' own; the loop's pool is left with name look-ups.
 LOOP_THREADS_MAX: Final = 4
+# A slot's folder of stores holds one per partition for the orchestrator, and this one for the model-caller.
+TRANSCRIPTS: Final = 0
 
 
 class ModelKeyMissing(Stop):
@@ -154,7 +156,7 @@ def _model_work(means: Means, slot: Slot, definitions: KnownDefinitions) -> Work
     return ModelCaller(
         means.model if means.model is not None else _messages_api(means.settings),
         definitions,
-        MemoryTranscripts(),
+        StoredTranscripts(RocksStores(slot.store).open(TRANSCRIPTS)),
         means.entropy,
         means.log.producer(names.client_id(Role.MODEL_CALLER, slot.name, "deltas")),
         names.topic(RUN_DELTAS),

@@ -198,18 +198,17 @@ class ModelCaller:
 
     def _transcript(self, asked: ModelRequest) -> tuple[bytes, ...] | None:
         """The whole transcript of a request, if it can be put together and has the digest it should have."""
-        if asked.is_whole:
-            base: tuple[bytes, ...] | None = ()
-            base_digest = start_digest(asked.definition)
-        else:
-            base_digest = asked.base_digest
-            is_first = base_digest == start_digest(asked.definition)
-            base = () if is_first else self._transcripts.get(asked.run_id, base_digest)
-        if base is None or extend_digest(base_digest, *asked.messages) != asked.digest:
+        empty = start_digest(asked.definition)
+        base_digest = empty if asked.is_whole else asked.base_digest
+        base = () if base_digest == empty else self._transcripts.get(asked.run_id, base_digest)
+        # A cache may hold anything; only the digest says that these are the run's messages, byte for byte.
+        if base is None or extend_digest(empty, *base) != base_digest:
             return None
-        messages = base + asked.messages
-        self._transcripts.put(asked.run_id, asked.digest, messages)
-        return messages
+        if extend_digest(base_digest, *asked.messages) != asked.digest:
+            return None
+        known = None if base_digest == empty else base_digest
+        self._transcripts.extend(asked.run_id, known, asked.digest, asked.messages)
+        return base + asked.messages
 
     # ---- live deltas ---------------------------------------------------------------------------------------
 

@@ -1,8 +1,9 @@
-"""The model-caller's transcripts: a bounded cache that a request extends by what is new since the previous
+"""The model-caller's transcripts: a bounded cache that each request extends by what is new since the last
 one.
 
 A run's transcript only ever grows, so it is kept once per run, with the digests of the lengths it was asked
-for. What is not cached is asked for again (NeedTranscript): forgetting is always safe.
+for. What is not cached is asked for again (NeedTranscript): forgetting is always safe, and what is read back
+is checked against its digest by the caller.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from typing import Final, Protocol
 MARKS_MAX: Final = 4
 """Lengths remembered per run: the previous request's, for a retry of the same turn, and a few more."""
 MESSAGE_OVERHEAD_BYTES: Final = 64
-CACHE_BYTES_MAX_DEFAULT: Final = 256 << 20
+MEMORY_BYTES_MAX: Final = 256 << 20
+
+Marks = OrderedDict[bytes, int]
 
 
 class Transcripts(Protocol):
@@ -23,8 +26,11 @@ class Transcripts(Protocol):
 
     def get(self, run_id: str, digest: bytes) -> tuple[bytes, ...] | None: ...
 
-    def put(self, run_id: str, digest: bytes, messages: Sequence[bytes]) -> None:
-        """``messages`` are the whole transcript with this digest; an older one of the run is its prefix."""
+    def extend(self, run_id: str, base: bytes | None, digest: bytes, messages: Sequence[bytes]) -> None:
+        """``messages`` follow the transcript with digest ``base`` (None: the empty one) and give ``digest``.
+
+        What the run had beyond ``base`` is forgotten. Nothing is kept if ``base`` is not known.
+        """
         ...
 
     def close(self) -> None: ...
@@ -35,14 +41,14 @@ class _Transcript:
     """``marks``: digest to number of messages, oldest first."""
 
     messages: list[bytes] = field(default_factory=list[bytes])
-    marks: OrderedDict[bytes, int] = field(default_factory=OrderedDict[bytes, int])
+    marks: Marks = field(default_factory=Marks)
     size: int = 0
 
 
 class MemoryTranscripts:
     """Least recently used runs go first. ``bytes_max`` bounds messages and their bookkeeping together."""
 
-    def __init__(self, bytes_max: int = CACHE_BYTES_MAX_DEFAULT) -> None:
+    def __init__(self, bytes_max: int = MEMORY_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
         self._runs: OrderedDict[str, _Transcript] = OrderedDict()
         self.size = 0
@@ -54,18 +60,16 @@ class MemoryTranscripts:
         self._runs.move_to_end(run_id)
         return tuple(kept.messages[:count])
 
-    def put(self, run_id: str, digest: bytes, messages: Sequence[bytes]) -> None:
-        kept = self._runs.setdefault(run_id, _Transcript())
+    def extend(self, run_id: str, base: bytes | None, digest: bytes, messages: Sequence[bytes]) -> None:
+        kept = self._runs.get(run_id, _Transcript())
+        count = 0 if base is None else kept.marks.get(base)
+        if count is None:
+            return
+        kept.messages[count:] = messages
+        kept.marks = extended_marks(kept.marks, count, digest, len(messages))
+        self._runs[run_id] = kept
         self._runs.move_to_end(run_id)
-        same = _common(kept.messages, messages)
-        if same < len(kept.messages):
-            kept.marks = OrderedDict((mark, count) for mark, count in kept.marks.items() if count <= same)
-        kept.messages[same:] = messages[same:]
-        kept.marks.pop(digest, None)
-        kept.marks[digest] = len(messages)
-        while len(kept.marks) > MARKS_MAX:
-            kept.marks.popitem(last=False)
-        size = sum(len(message) + MESSAGE_OVERHEAD_BYTES for message in kept.messages)
+        size = size_of(kept.messages)
         self.size += size - kept.size
         kept.size = size
         while self.size > self._bytes_max:
@@ -77,9 +81,15 @@ class MemoryTranscripts:
         self.size = 0
 
 
-def _common(left: Sequence[bytes], right: Sequence[bytes]) -> int:
-    """How many messages two transcripts begin with alike."""
-    for index, (one, other) in enumerate(zip(left, right, strict=False)):
-        if one is not other and one != other:
-            return index
-    return min(len(left), len(right))
+def extended_marks(marks: Marks, base_count: int, digest: bytes, added: int) -> Marks:
+    """The newest marks of a transcript whose first ``base_count`` messages stay, followed by ``added``."""
+    left = Marks((mark, count) for mark, count in marks.items() if count <= base_count and mark != digest)
+    left[digest] = base_count + added
+    while len(left) > MARKS_MAX:
+        left.popitem(last=False)
+    return left
+
+
+def size_of(messages: Sequence[bytes]) -> int:
+    """What messages take, their bookkeeping included."""
+    return sum(len(message) + MESSAGE_OVERHEAD_BYTES for message in messages)
