@@ -323,7 +323,7 @@ class Orchestrator:
     ) -> None:
         """The one input at fault goes to dead-letters, in a transaction of its own; a timer rests."""
         if records:
-            # A refused record leaves a gap in the producer's sequence, which may cost the next transaction too.
+            # A refused record leaves a gap in the producer's sequence, which costs the next transaction too.
             for _ in range(self._settings.condemn_tries_max):
                 alone = Batch(self._means, assignment.owned, is_careful=True)
                 alone.set_aside(records[0], "transaction_refused", str(error))

@@ -12,6 +12,7 @@ import itertools
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from typing import TypeVar
 
 from perdure.processors.clock import Clock, Entropy
@@ -242,7 +243,7 @@ class Stage:
         values: list[R] = []
         for record in self.records(topic):
             try:
-                values.append(decode(kind, record.value))
+                values.append(decoded_once(kind, record.value))
             except Undecodable:
                 # Tombstones, and what a scenario wrote to run-events on purpose.
                 assert record.value is None or topic == RUN_EVENTS
@@ -299,6 +300,12 @@ class Stage:
 
 
 AGENT_DIGEST = digest_of(body_of(AGENT))
+
+
+@lru_cache(maxsize=100_000)
+def decoded_once(kind: type[R], value: bytes | None) -> R:
+    """Scenarios look at the whole log again and again; records never change."""
+    return decode(kind, value)
 
 
 def answered(request: ModelRequest | ToolRequest, body: ResultBody, result_id: str) -> tuple[bytes, Result]:
