@@ -18,8 +18,8 @@ from perdure.schemas.events import Event, RunCompleted
 from perdure.topics.errors import Fenced, LogMisuse, RecordTooLarge, Unavailable
 
 COMMANDS = (
-    "dev", "worker", "submit", "show", "runs", "cancel", "approvals", "approve", "reject", "decide", "topics",
-    "config", "doctor", "schemas",
+    "dev", "worker", "view", "submit", "show", "runs", "cancel", "resume", "signal", "approvals", "approve",
+    "reject", "decide", "topics", "config", "doctor", "schemas",
 )  # fmt: skip
 
 
