@@ -224,3 +224,36 @@ def test_a_call_killed_after_its_claim_is_told_suspect_and_not_repeated(stage: S
     stage.settle(second)
     assert stage.begun("a") == 1
     assert stage.committed() == (1, OffsetMap())
+
+
+def test_a_claim_that_was_not_used_before_the_partition_was_lost_is_handed_back(stage: Stage) -> None:
+    """A member that loses a partition between claim and call says that it did not call, late as it may be."""
+    worker = stage.worker()
+    stage.run(100)
+    stage.cluster.faults.inject(Api.PRODUCE, worker.results_id, Fate.HELD)
+    stage.ask("a")
+    stage.run(20)
+    worker.log.stop()
+    stage.cluster.advance(SESSION_MS)
+    worker.log.go_on()
+    stage.cluster.faults.release()
+    stage.settle()
+    assert stage.begun("a") == 0
+    assert stage.body("a", Declined).reason is DeclineReason.LATE_CLAIM
+
+
+def test_draining_hands_unused_claims_back(stage: Stage) -> None:
+    """SIGTERM between claim and call: the call is declined, so that another worker may take it at once."""
+    worker = stage.worker()
+    stage.run(100)
+    stage.cluster.faults.inject(Api.PRODUCE, worker.results_id, Fate.HELD)
+    stage.ask("a")
+    stage.run(20)
+    worker.executor.drain()
+    stage.run(20)
+    stage.cluster.faults.release()
+    stage.until(lambda: worker.executor.phase is Phase.STOPPED)
+    assert worker.executor.exit is Exit.ASKED
+    assert stage.begun("a") == 0
+    assert stage.body("a", Declined).reason is DeclineReason.LATE_CLAIM
+    assert stage.committed() == (1, OffsetMap())

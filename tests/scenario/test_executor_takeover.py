@@ -13,6 +13,7 @@ from perdure.processors.offset_map import OffsetMap, encode
 from perdure.schemas.codec import encode as encode_record
 from perdure.schemas.results import Lost
 from perdure.topics.log import GroupProtocol, Outgoing, Position, TopicPartition
+from perdure.topics.model_faults import Api, Fate
 from perdure.topics.table import TOOL_REQUESTS
 from tests.scenario.executor_stage import NAMES, ONCE, READ, WRITE, Stage, counts, hang
 
@@ -272,3 +273,44 @@ def test_a_call_goes_on_in_a_new_ownership_of_the_same_process(
     assert stage.told("once") == ["Started", "Completed"]
     assert stage.told("read") == ["Completed"]
     assert stage.committed() == (2, OffsetMap())
+
+
+def test_a_call_longer_than_a_rebalance_waits_is_told_by_both(stage: Stage) -> None:
+    """A call that outlasts the hand-over is suspect to the next owner, runs on, and its result is told
+    late.
+    """
+    settings = ExecutorSettings(revoke_drain_s=1.0)
+    stage = Stage(settings=settings, protocol=GroupProtocol.RANGE)
+    stage.provision()
+    stage.worker("second by name")
+    stage.ask("a", ONCE, "sleep:20000")
+    stage.until(lambda: stage.begun("a") == 1)
+    taker = stage.worker("first by name")
+    stage.settle()
+    assert taker.executor.assigned == (AT,)
+    assert stage.begun("a") == 1
+    assert stage.told("a") == ["Started", "Suspect", "Completed"]
+    assert stage.committed() == (1, OffsetMap())
+    stage.close()
+
+
+def test_a_worker_that_gets_no_answer_at_take_over_leaves(stage: Stage) -> None:
+    """Without knowing what is done nothing is read, let alone executed; a new process may have more luck."""
+    stage.settings = ExecutorSettings(asks_max=3)
+    stage.ask("a")
+    worker = stage.worker()
+    stage.cluster.faults.inject(Api.OFFSET_FETCH, worker.client_id, Fate.LOST, 3)
+    stage.until(lambda: worker.executor.phase is Phase.STOPPED)
+    assert worker.executor.exit is Exit.UNREADY
+    assert stage.results() == []
+    stage.worker("w2")
+    stage.until(lambda: stage.told("a") == ["Started", "Completed"])
+
+
+def test_a_question_at_take_over_is_asked_until_it_is_answered(stage: Stage) -> None:
+    """A coordinator that is away for a moment costs time and nothing else."""
+    stage.ask("a")
+    worker = stage.worker()
+    stage.cluster.faults.inject(Api.OFFSET_FETCH, worker.client_id, Fate.LOST, 3)
+    stage.settle()
+    assert stage.told("a") == ["Started", "Completed"]
