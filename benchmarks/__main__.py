@@ -89,12 +89,13 @@ def main(given: Sequence[str] | None = None) -> int:
     )
     try:
         with stage(wanted, _tell) as put_up:
-            figures = measure(put_up, options)
+            try:
+                figures = measure(put_up, options)
+            except (WorkerGone, RunsStalled, RunsWrong) as error:
+                print(f"{type(error).__name__}: {error}\n{put_up.told()}", file=sys.stderr)
+                return EXIT_ERROR
     except PerdureError as error:
         print(f"{error.code}: {error}", file=sys.stderr)
-        return EXIT_ERROR
-    except (WorkerGone, RunsStalled, RunsWrong) as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return EXIT_ERROR
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

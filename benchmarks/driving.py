@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ import confluent_kafka as ck
 import msgspec
 
 from benchmarks.workload import AGENT, TURNS, input_of
+from perdure.connectors.client import Client
 from perdure.connectors.settings import Settings
 from perdure.schemas.codec import decode, encode
 from perdure.schemas.commands import Command, Submit
@@ -27,6 +28,7 @@ from perdure.topics.table import RUN_COMMANDS, RUN_OUTCOMES, Namespace
 LOOK_S: Final = 0.1
 OUTCOMES_MAX: Final = 500
 STALL_S: Final = 60.0
+SHOWN_MAX: Final = 5
 FLUSH_S: Final = 10.0
 
 
@@ -60,9 +62,9 @@ class Driver:
     def __init__(self, settings: Settings, look: Callable[[], None]) -> None:
         names = Namespace(settings.namespace)
         self._look = look
+        self._settings = settings
         self._partitions = settings.partitions
         self._commands = names.topic(RUN_COMMANDS)
-        self._encoded: dict[str, bytes] = {}
         shared: Mapping[str, Any] = {**settings.kafka, "bootstrap.servers": settings.bootstrap}
         self._producer = ck.Producer(
             {**shared, "client.id": "benchmark", "enable.idempotence": True, "linger.ms": 0}
@@ -116,8 +118,20 @@ class Driver:
                 continue
             self._look()
             if now_s - heard_s > STALL_S:
-                raise RunsStalled(f"{len(opened)} open, {measured.runs} ended: {sorted(opened)[:3]} ...")
+                raise RunsStalled(f"{measured.runs} ended, open: {self._stand_of(opened)}")
         return measured
+
+    def _stand_of(self, opened: Collection[str]) -> str:
+        """Where the first few of them stand, as run-status says."""
+        with Client(self._settings) as client:
+            stands = {status.run_id: status for status in client.runs() if status.run_id in opened}
+        shown = [
+            f"{run_id} {stand.state.value} turn {stand.turn} {stand.waiting_for or ''}".strip()
+            if (stand := stands.get(run_id)) is not None
+            else f"{run_id} unknown"
+            for run_id in sorted(opened)[:SHOWN_MAX]
+        ]
+        return f"{len(opened)}, {', '.join(shown)}"
 
     def _submit(self, run_id: str, value: bytes, opened: dict[str, float], measured: Measured) -> None:
         opened[run_id] = time.perf_counter()

@@ -73,8 +73,15 @@ class Stage:
         """Raises :class:`WorkerGone` if a worker has ended."""
         for role, worker in self.workers.items():
             if not worker.running:
-                log = self.folder / f"{role.value}.log"
-                raise WorkerGone(f"{role.value}: {log.read_text(errors='replace')[-LOG_TAIL_CHARS:]}")
+                raise WorkerGone(role.value)
+
+    def told(self) -> str:
+        """The end of what each worker has said."""
+        tails = {
+            role.value: (self.folder / f"{role.value}.log").read_text(errors="replace")[-LOG_TAIL_CHARS:]
+            for role in self.workers
+        }
+        return "\n".join(f"{name}: {tail.strip() or '(nothing)'}" for name, tail in tails.items())
 
     def end_workers(self) -> None:
         """Let all of them drain; by force, if that takes too long. Idempotent."""
