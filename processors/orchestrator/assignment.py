@@ -22,7 +22,8 @@ from typing import Final, assert_never
 from perdure.processors.clock import Clock
 from perdure.processors.orchestrator.offsets import NextUnprocessed
 from perdure.processors.orchestrator.owned import Owned
-from perdure.processors.orchestrator.restore import PartitionRestore, Restore
+from perdure.processors.orchestrator.partition_restore import PartitionRestore
+from perdure.processors.orchestrator.restore import Restore
 from perdure.processors.orchestrator.settings import OrchestratorSettings
 from perdure.processors.store import StoreFactory
 from perdure.processors.watchdog import Watchdog

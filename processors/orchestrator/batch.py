@@ -11,19 +11,17 @@ import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, assert_never
+from typing import assert_never
 
 from msgspec.structs import replace
 
 from perdure.processors import status
 from perdure.processors.clock import Entropy
-from perdure.processors.dead_letter import dead_letter, dead_letter_key
+from perdure.processors.dead_letter import dead_letter
 from perdure.processors.definitions import Definitions
-from perdure.processors.headers import request_headers
 from perdure.processors.machine.decide import decide
 from perdure.processors.machine.inputs import (
     ENTROPY_BYTES,
-    CommandInput,
     Context,
     Input,
     RefuseInput,
@@ -31,13 +29,15 @@ from perdure.processors.machine.inputs import (
     StartInput,
     TimerInput,
 )
-from perdure.processors.machine.project import Projected, project, status_of
+from perdure.processors.machine.project import Projected
 from perdure.processors.machine.state import Run
 from perdure.processors.machine.transcript import whole_requests
 from perdure.processors.orchestrator.intake import Forward, Given, SetAside, Skip, take
+from perdure.processors.orchestrator.lookup import Lookup
+from perdure.processors.orchestrator.outgoing import Writer
 from perdure.processors.orchestrator.owned import Owned, anchor_digest
 from perdure.processors.orchestrator.settings import OrchestratorSettings
-from perdure.processors.store_fold import Folded, fold_event, timer_key
+from perdure.processors.store_fold import fold_event, timer_key
 from perdure.processors.store_overlay import Overlay
 from perdure.processors.store_rows import (
     AGE,
@@ -51,25 +51,13 @@ from perdure.processors.store_rows import (
     pack_u64,
     timed_key,
 )
-from perdure.schemas.codec import encode
-from perdure.schemas.commands import Submit
-from perdure.schemas.definition import AgentDefinition
 from perdure.schemas.errors import Restore, Retry
-from perdure.schemas.outputs import DeadLetter
-from perdure.schemas.requests import ModelRequest, ToolRequest
-from perdure.schemas.values import LogPosition, Struct
-from perdure.topics.errors import RecordTooLarge
-from perdure.topics.log import Headers, Outgoing, Record, TopicPartition
+from perdure.topics.log import Outgoing, Record, TopicPartition
 from perdure.topics.table import (
-    DEAD_LETTERS,
     MODEL_REQUESTS,
-    PRODUCED_BYTES_MAX,
     RUN_EVENTS,
     RUN_RESULTS,
-    RUN_STATUS,
 )
-
-DEAD_LETTERS_PARTITION: Final = 0
 
 _log = logging.getLogger(__name__)
 
@@ -109,7 +97,8 @@ class Batch:
         self._is_careful = is_careful
         self._owned = owned
         self._names = means.settings.namespace
-        self._is_caught_up = False
+        self._lookup = Lookup(means.definitions, means.settings.definitions_timeout_ms / 1_000)
+        self._writer = Writer(self._names)
         self.parts: dict[int, Part] = {}
         self.outgoing: list[tuple[Outgoing, bool]] = []
         self.counts: Counter[str] = Counter()
@@ -159,7 +148,8 @@ class Batch:
             letter.reason,
             extra={"action": "input_set_aside", "code": code, "source": str(letter.source)},
         )
-        self._dead_letter(letter)
+        self.counts["dead_letter"] += 1
+        self.outgoing.append((self._writer.dead_letter(letter), False))
 
     def part(self, partition: int) -> Part:
         """The share of a partition; that there is one makes the transaction send its offsets."""
@@ -198,6 +188,7 @@ class Batch:
 
     def _feed(self, part: Part, run_id: str, given: Input) -> RefuseInput | None:
         """decide, fold, project. All of it, or (raising) none."""
+        partition = part.owned.partition
         overlay = part.overlay.nested()
         run = overlay.run(run_id)
         decided = decide(run, given, self._context(part, run, given))
@@ -205,7 +196,8 @@ class Batch:
         refused: RefuseInput | None = None
         for event in decided.events:
             folded = fold_event(overlay, event)
-            records.extend(self._records(part, folded))
+            records.append((self._writer.event(partition, folded), True))
+            records.extend((told, False) for told in self._writer.told(partition, folded))
         for output in decided.outputs:
             match output:
                 case SendTranscript():
@@ -213,15 +205,11 @@ class Batch:
                     assert after is not None
                     for request in whole_requests(after, overlay.messages(after)):
                         projected = Projected(MODEL_REQUESTS, run_id, request)
-                        records.append((self._projection(part, projected), False))
+                        records.append((self._writer.projected(partition, projected), False))
                 case RefuseInput():
                     refused = output
                 case _:
                     assert_never(output)
-        for out, _ in records:
-            size = len(out.key or b"") + len(out.value or b"")
-            if size > PRODUCED_BYTES_MAX:
-                raise RecordTooLarge(f"{out.topic}: {size} of at most {PRODUCED_BYTES_MAX} bytes.")
         part.overlay.absorb(overlay)
         self.outgoing.extend(records)
         for out, is_event in records:
@@ -231,7 +219,7 @@ class Batch:
         return refused
 
     def _context(self, part: Part, run: Run | None, given: Input) -> Context:
-        digest, definition = self._definition(run, given)
+        digest, definition = self._lookup.find(run, given)
         return Context(
             now_ms=part.now_ms,
             entropy=self._means.entropy.take(ENTROPY_BYTES),
@@ -241,26 +229,6 @@ class Batch:
             settings=self._means.settings.machine,
             token_key=self._means.settings.token_key,
         )
-
-    def _definition(self, run: Run | None, given: Input) -> tuple[str | None, AgentDefinition | None]:
-        """(content hash, definition); a miss is believed only after reading the topic to its end of now."""
-        found = self._look_up(run, given)
-        if found is None and not self._is_caught_up and (run is not None or _is_submit(given)):
-            self._means.definitions.catch_up(self._means.settings.definitions_timeout_ms / 1_000)
-            self._is_caught_up = True
-            found = self._look_up(run, given)
-        return found if found is not None else (None, None)
-
-    def _look_up(self, run: Run | None, given: Input) -> tuple[str, AgentDefinition] | None:
-        definitions = self._means.definitions
-        if run is not None and run.definition is not None:
-            definition = definitions.by_digest(run.definition)
-            return None if definition is None else (run.definition, definition)
-        if run is not None:
-            return definitions.newest(run.agent, run.version)
-        if isinstance(given, CommandInput) and isinstance(given.command.body, Submit):
-            return definitions.newest(given.command.body.agent, given.command.body.version)
-        return None
 
     # ---- slots
 
@@ -322,55 +290,21 @@ class Batch:
                 part.overlay.delete(timed_key(STATUS_TIMER, due_ms, run_id))
                 continue
             status.note_published(part.overlay, run, part.now_ms)
-            self.outgoing.append((self._status(part, run), False))
+            self.outgoing.append((self._writer.status(part.owned.partition, run), False))
 
     def _announce(self, part: Part) -> None:
-        """Tell operators of runs whose history was found damaged: a dead letter, and the run's status."""
+        """Tell operators of runs whose history was found damaged."""
         for run_id, row in part.owned.quarantined.items():
             if row.is_announced:
                 continue
-            source = LogPosition(self._names.topic(RUN_EVENTS), part.owned.partition, row.offset)
-            self._dead_letter(
-                DeadLetter(source, "history_damaged", row.reason, run_id.encode(), b"", b"", 0, part.now_ms)
-            )
             run = part.overlay.run(run_id)
-            if run is not None:
-                told = replace(status_of(run), code="quarantined", waiting_for=row.reason)
-                self.outgoing.append((self._out(part, RUN_STATUS, run_id, told), False))
+            told = self._writer.quarantine(part.owned.partition, run_id, row, run, part.now_ms)
+            self.outgoing.extend((out, False) for out in told)
+            self.counts["dead_letter"] += 1
             part.overlay.put(named_key(QUARANTINE, run_id), pack(replace(row, is_announced=True)))
             part.announced = True
 
-    # ---- records
-
-    def _records(self, part: Part, folded: Folded) -> list[tuple[Outgoing, bool]]:
-        event = folded.event
-        records = [(self._out(part, RUN_EVENTS, f"{event.run_id}/{event.seq}", event), True)]
-        projections = project(folded.before, event, folded.after)
-        records.extend((self._projection(part, projected), False) for projected in projections)
-        if folded.publish:
-            records.append((self._status(part, folded.after), False))
-        return records
-
-    def _projection(self, part: Part, projected: Projected) -> Outgoing:
-        record = projected.record
-        headers = request_headers(record) if isinstance(record, (ModelRequest, ToolRequest)) else ()
-        return self._out(part, projected.topic, projected.key, record, headers)
-
-    def _status(self, part: Part, run: Run) -> Outgoing:
-        return self._out(part, RUN_STATUS, run.run_id, status_of(run))
-
-    def _out(
-        self, part: Part, topic: str, key: str, record: Struct | None, headers: Headers = ()
-    ) -> Outgoing:
-        value = None if record is None else encode(record)
-        return Outgoing(self._names.topic(topic), part.owned.partition, key.encode(), value, headers)
-
-    def _dead_letter(self, letter: DeadLetter) -> None:
-        self.counts["dead_letter"] += 1
-        topic = self._names.topic(DEAD_LETTERS)
-        self.outgoing.append(
-            (Outgoing(topic, DEAD_LETTERS_PARTITION, dead_letter_key(letter), encode(letter)), False)
-        )
+    # ---- rows beside the fold
 
     def _mark_age(self, part: Part, record: Record) -> None:
         """Remember where run-results stood at a time, so that it can be deleted by age later."""
@@ -396,7 +330,3 @@ class Batch:
             if part.announced:
                 part.owned.quarantined = Overlay(part.owned.store).quarantined()
             part.owned.find_next_due()
-
-
-def _is_submit(given: Input) -> bool:
-    return isinstance(given, CommandInput) and isinstance(given.command.body, Submit)

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from perdure.processors.crash_points import crash_point
 from perdure.processors.orchestrator.settings import OrchestratorSettings
 from perdure.processors.watchdog import Watchdog
+from perdure.topics.errors import OutcomeUnknown, TransactionAbortable
 from perdure.topics.log import GroupMetadata, Outgoing, Position, TopicPartition, TransactionalProducer
 
 
@@ -44,3 +45,14 @@ def commit_transaction(
         tracked = producer.commit(timeout_s)
     crash_point("orchestrator.after_commit")
     return tracked
+
+
+def abort_transaction(
+    producer: TransactionalProducer, settings: OrchestratorSettings, watchdog: Watchdog
+) -> None:
+    """Abort. Raises ``OutcomeUnknown`` or ``Fenced``; then the producer is not used again."""
+    try:
+        with watchdog.guard("abort", settings.hang_ms_max / 1_000):
+            producer.abort(settings.call_timeout_ms / 1_000)
+    except TransactionAbortable as error:
+        raise OutcomeUnknown(str(error)) from error

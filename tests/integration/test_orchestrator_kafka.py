@@ -22,8 +22,7 @@ from perdure.processors.clock import SystemClock, SystemEntropy
 from perdure.processors.crash_points import CRASH_ENV, CRASH_MARKER_ENV
 from perdure.processors.definitions import DefinitionBook, publish
 from perdure.processors.machine.apply import fold
-from perdure.processors.orchestrator import host as host_module
-from perdure.processors.orchestrator import transaction
+from perdure.processors.orchestrator import processing, transaction
 from perdure.processors.orchestrator.assignment import Phase
 from perdure.processors.orchestrator.host import Orchestrator
 from perdure.processors.orchestrator.settings import OrchestratorSettings
@@ -294,7 +293,7 @@ def test_membership_that_ended_within_a_batch_is_fenced(
             installation.until(lambda: len(successor.ready_partitions) == PARTITIONS, successor)
         return real(*arguments)
 
-    monkeypatch.setattr(host_module, "commit_transaction", commit_transaction)
+    monkeypatch.setattr(processing, "commit_transaction", commit_transaction)
     installation.until(lambda: stalled.counts["fenced"] > 0, stalled)
     installation.until(lambda: len(installation.outcomes()) == 10, successor, stalled)
     installation.judge(run_ids)
