@@ -25,10 +25,9 @@ from perdure.connectors.local_kafka import BOOTSTRAP_VARIABLE, LocalKafka
 from perdure.connectors.settings import CONFIG_VARIABLE, KAFKA_PREFIX, PREFIX, Settings, load_settings
 from perdure.console.demo.child import REPOSITORY, Child, pause
 from perdure.console.demo.report import Teller
+from perdure.console.topics import provisioned
 from perdure.processors.clock import SystemEntropy, new_id
-from perdure.processors.offset_map import empty_map
-from perdure.schemas.errors import Retry, Stop
-from perdure.topics import provision
+from perdure.schemas.errors import Stop
 from perdure.topics.kafka_log import KafkaLog
 from perdure.topics.table import INPUTS, TOPICS, Namespace
 
@@ -38,8 +37,6 @@ PARTITIONS: Final = 4
 """One run lives in one partition; the default number would only take longer to make."""
 LOOK_S: Final = 0.02
 SERVER_LOOKS_MAX: Final = 1_000
-TOPICS_ATTEMPTS_MAX: Final = 60
-TOPICS_PAUSE_S: Final = 0.25
 ASK_TIMEOUT_S: Final = 15.0
 SEND_STEP: Final = 1
 """The step of the script in which the model asks for the message."""
@@ -150,26 +147,11 @@ def _kafka(
         tell.step("kafka", f"one real broker at {bootstrap} (pid {broker.pid})")
     environment = _environment(folder, bootstrap, namespace, is_given=bool(given), is_live=is_live)
     settings = load_settings(environment, folder=REPOSITORY).settings
-    log = KafkaLog(settings.bootstrap, settings.kafka)
     if given:
-        stack.callback(_remove_topics, log, namespace)
-    _make_topics(log, namespace, settings)
+        stack.callback(_remove_topics, KafkaLog(settings.bootstrap, settings.kafka), namespace)
+    provisioned(settings)
     tell.step("topics", f"{len(TOPICS)}, of the namespace {namespace.prefix}")
     return environment
-
-
-def _make_topics(log: KafkaLog, namespace: Namespace, settings: Settings) -> None:
-    """A broker that has just come up has no coordinators yet, and says so for a moment."""
-    for _ in range(TOPICS_ATTEMPTS_MAX - 1):
-        try:
-            changes = provision.plan(log.provision, namespace, settings.partitions, settings.replication)
-            provision.apply(log.provision, changes, empty_map)
-        except Retry:
-            pause(TOPICS_PAUSE_S)
-        else:
-            return
-    changes = provision.plan(log.provision, namespace, settings.partitions, settings.replication)
-    provision.apply(log.provision, changes, empty_map)
 
 
 @contextmanager
