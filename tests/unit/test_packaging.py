@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 import perdure
 
 ROOT = Path(__file__).parents[2]
-LAYERS = ("connectors", "console", "processors", "schemas", "topics")
+LAYERS = ("connectors", "console", "processors", "schemas", "testing", "topics")
 HEAVY = ("anthropic", "confluent_kafka", "faust", "fastavro", "rich", "rocksdict", "starlette", "typer")
 LOCKED_LINE = re.compile(r"^(?P<name>[a-z0-9-]+)==(?P<version>[^ ]+)(?: ; (?P<marker>.+))? \\$")
 
