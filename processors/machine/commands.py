@@ -9,6 +9,7 @@ from perdure.processors.machine.approvals import VERDICTS
 from perdure.processors.machine.budget import narrowed
 from perdure.processors.machine.draft import Draft
 from perdure.processors.machine.inputs import CommandInput, RefuseInput
+from perdure.processors.machine.messages import clean_text
 from perdure.processors.machine.requests import answer, answer_error, dispatch
 from perdure.processors.machine.resume import resume, resume_fault, start_if_possible
 from perdure.processors.machine.state import Pending
@@ -63,13 +64,6 @@ def decide_command(draft: Draft, given: CommandInput, *, exists: bool) -> None:
                 draft.emit(ev.SignalReceived(clean_text(body.message)))
         case _:
             assert_never(body)
-
-
-def clean_text(text: str) -> str:
-    """A text as it will be stored and sent: lone surrogates and NUL replaced."""
-    cleaned = normalise_json(text)
-    assert isinstance(cleaned, str)
-    return cleaned
 
 
 def _reject(draft: Draft, body: cmd.CommandBody, reason: str) -> None:

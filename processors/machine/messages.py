@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from perdure.processors.machine.state import Run
 from perdure.schemas import events as ev
-from perdure.schemas.canonical import dumps_verbatim, loads_json
+from perdure.schemas.canonical import dumps_verbatim, loads_json, normalise_json
 
 NO_OUTPUT = "(no output)"
 
@@ -27,6 +27,13 @@ def message_of(before: Run, body: ev.EventBody) -> bytes | None:
             return texts_message(body.texts)
         case _:
             return None
+
+
+def clean_text(text: str) -> str:
+    """A text as it will be stored and sent: lone surrogates and NUL replaced."""
+    cleaned = normalise_json(text)
+    assert isinstance(cleaned, str)
+    return cleaned
 
 
 def texts_message(texts: Sequence[str]) -> bytes:

@@ -119,10 +119,6 @@ def _failed(draft: Draft, model: ModelCall, body: rs.ModelFailed) -> None:
 
 
 def _replied(draft: Draft, model: ModelCall, body: rs.ModelReplied) -> None:
-    if body.stop_reason in NO_MESSAGE:
-        draft.emit(_ended(model, body.stop_reason, "the model gave no answer", None, body.usage))
-        fail(draft, body.stop_reason, "the model gave no answer", "model")
-        return
     try:
         message = normalise_assistant(
             body.content,
@@ -132,9 +128,13 @@ def _replied(draft: Draft, model: ModelCall, body: rs.ModelReplied) -> None:
             is_cut=body.stop_reason == "max_tokens",
         )
     except MalformedReply as error:
-        end_model_attempt(
-            draft, model, error.code, str(error), draft.backoff_ms(draft.run.failures) or 1, body.usage
-        )
+        delay_ms = draft.backoff_ms(draft.run.failures)
+        end_model_attempt(draft, model, error.code, str(error), delay_ms, body.usage)
+        return
+    fault = _fault(body.stop_reason, message)
+    if fault is not None:  # nothing of it enters the transcript, which stays valid for a resume
+        draft.emit(_ended(model, *fault, None, body.usage))
+        fail(draft, *fault, "model")
         return
     draft.emit(
         ev.ModelResponded(
@@ -151,22 +151,30 @@ def _replied(draft: Draft, model: ModelCall, body: rs.ModelReplied) -> None:
     _continue(draft, model, body.stop_reason, message)
 
 
+def _fault(stop_reason: str, message: AssistantMessage) -> tuple[str, str] | None:
+    """(code, message) of a stop reason with which a run can not go on."""
+    if stop_reason in NO_MESSAGE:
+        return stop_reason, "the model gave no answer"
+    if stop_reason == "tool_use":
+        told = "the model stopped for tools and called none"
+        return None if message.calls else ("tool_use_without_calls", told)
+    if stop_reason == "pause_turn" or stop_reason in FINISHED:
+        return None
+    return "unknown_stop_reason", f"the model stopped with {stop_reason!r}"
+
+
 def _continue(draft: Draft, model: ModelCall, stop_reason: str, message: AssistantMessage) -> None:
-    """What the stop reason asks for."""
-    if message.calls and (stop_reason in FINISHED or stop_reason == "tool_use"):
+    """What the stop reason asks for. Calls are answered whatever it says: the transcript stays valid."""
+    if message.calls:
         request_calls(draft, message.calls, allow_tools=model.allow_tools)
         if not model.allow_tools:
             fail(draft, "max_turns_exceeded", "tools were called in the last turn", "model")
         else:
             advance(draft)
-    elif stop_reason in FINISHED:
-        complete(draft, message.text, stop_reason if model.allow_tools else "max_turns")
     elif stop_reason == "pause_turn":
         advance(draft)
-    elif stop_reason == "tool_use":
-        fail(draft, "tool_use_without_calls", "the model stopped for tools and called none", "model")
     else:
-        fail(draft, "unknown_stop_reason", f"the model stopped with {stop_reason!r}", "model")
+        complete(draft, message.text, stop_reason if model.allow_tools else "max_turns")
 
 
 def complete(draft: Draft, text: str, stop_reason: str) -> None:

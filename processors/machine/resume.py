@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from perdure.processors.machine import ambiguity
 from perdure.processors.machine.draft import Draft
+from perdure.processors.machine.messages import clean_text
 from perdure.processors.machine.requests import NOT_STARTED, answer, answer_error
 from perdure.processors.machine.schedule import wants_slot
 from perdure.processors.machine.state import Call
@@ -12,6 +13,7 @@ from perdure.schemas import commands as cmd
 from perdure.schemas import events as ev
 from perdure.schemas.values import Effect, ResultSource, RunState
 
+CONTINUE = "Continue."
 MAY_HAVE_RUN = "The run ended while this call was under way; it may or may not have been executed."
 
 
@@ -32,10 +34,13 @@ def resume_fault(draft: Draft, body: cmd.Resume) -> str | None:
 def resume(draft: Draft, body: cmd.Resume) -> None:
     """Begin the next execution. Totals go on; the budget stays unless a new one is given."""
     run = draft.run
+    message = None if body.message is None else clean_text(body.message)
+    if message is None and not run.texts and run.turn == run.turns_completed > 0 and not run.calls:
+        message = CONTINUE  # the transcript ends with the model's own message: something has to follow it
     draft.emit(
         ev.RunResumed(
             execution=run.execution + 1,
-            message=body.message,
+            message=message,
             max_turns=run.max_turns + (body.extra_turns or 0),
             budget=body.budget or run.budget,
         )
