@@ -12,6 +12,7 @@ class Action(StrEnum):
     ASSIGNED = "executor_assigned"
     NO_MAP = "executor_no_usable_map"
     REQUESTS_LOST = "executor_requests_lost"
+    DELETED = "executor_requests_deleted"
     REVOKED = "executor_revoked"
     PARTITIONS_LOST = "executor_partitions_lost"
     CLAIM_REFUSED = "executor_claim_refused"

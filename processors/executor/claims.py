@@ -122,10 +122,11 @@ class Claims:
             outcome = CommitOutcome(CommitStatus.UNKNOWN, str(error))
         now_s = self.committed_s = self._clock.boot_s()
         verdict = self._judge(outcome, now_s - before_s)
-        for each in chosen:
+        for each, offset in zip(chosen, offsets, strict=True):
             each.is_dirty = verdict is not Verdict.HELD
             if verdict is Verdict.HELD:
                 each.committed_s = now_s
+                each.committed_base = offset.offset or 0
         return verdict
 
     def _judge(self, outcome: CommitOutcome, took_s: float) -> Verdict:

@@ -29,7 +29,7 @@ from perdure.processors.executor.work import Work
 from perdure.processors.runner import Runner
 from perdure.schemas.errors import PerdureError
 from perdure.topics.errors import OffsetOutOfRange
-from perdure.topics.log import Consumer, ConsumerSpec, Log, Record, TopicPartition
+from perdure.topics.log import Consumer, ConsumerSpec, Log, Position, Record, TopicPartition
 from perdure.topics.table import DEAD_LETTERS, INPUTS, RUN_RESULTS, RUN_SIGNALS, Namespace
 
 __all__ = ["Executor", "Exit", "Phase"]
@@ -63,6 +63,7 @@ class Executor:
     ) -> None:
         """Raises Unavailable if the log does not answer."""
         names, role = namespace or Namespace(), work.role
+        self._log = log
         self._work = work
         self._clock = clock
         self._settings = settings = settings or ExecutorSettings()
@@ -72,6 +73,7 @@ class Executor:
         self._heard_s = clock.boot_s()
         self._drain_until_s: float | None = None
         self._told_until_s = 0.0
+        self._delete_s = clock.boot_s() + settings.delete_interval_s
 
         spec = _spec(log, names.client_id(role, worker, "requests"), names.group(role), settings)
         topic = names.topic(INPUTS[role][0])
@@ -116,6 +118,7 @@ class Executor:
             moved |= self._intake.tell_suspects() > 0
             moved |= self._dispatch.start(self._owned)
         self._commit_if_due()
+        self._delete_if_due()
         self._flow.update(self._owned, self._intake.load, is_leaving=self.phase is not Phase.RUNNING)
         moved |= self._work.tend()
         if moved:
@@ -197,6 +200,29 @@ class Executor:
             if now_s - each.committed_s >= self._settings.idle_commit_s:
                 each.is_dirty = True
         self._claims.commit(self._owned)
+
+    def _delete_if_due(self) -> None:
+        """Delete what is done and old. By age alone nothing may go: an outage may last longer than any
+        age.
+        """
+        now_s = self._clock.boot_s()
+        if now_s < self._delete_s or self.phase is not Phase.RUNNING:
+            return
+        self._delete_s = now_s + self._settings.delete_interval_s
+        now_ms, kept_days = self._clock.wall_ms(), self._settings.kept_days
+        bounds = [(each, each.deletable_below(now_ms, kept_days)) for each in self._owned]
+        wanted = [(each, below) for each, below in bounds if below > each.deleted_below]
+        if not wanted:
+            return
+        try:
+            positions = [Position(each.at, below) for each, below in wanted]
+            self._log.delete_records(positions, self._settings.ask_timeout_s)
+        except PerdureError as error:
+            logger.warning("old requests are not deleted: %s", error, extra=extra(Action.WAITING))
+            return
+        for each, below in wanted:
+            each.deleted_below = below
+            logger.info("deleted requests of %s below %d", each.at, below, extra=extra(Action.DELETED))
 
     # ---- leaving -------------------------------------------------------------------------------------------
 

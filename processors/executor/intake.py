@@ -97,7 +97,7 @@ class Intake:
         if not partition.fits(offset, self._window_offsets):
             partition.refused = offset
             return
-        if not partition.take(offset):
+        if not partition.take(offset, record.timestamp_ms):
             return
         if record.value is None:
             logger.warning("tombstone at %s %d", record.at, offset, extra=extra(Action.TOMBSTONE))

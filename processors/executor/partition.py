@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from perdure.processors.offset_map import OffsetMap, encode
+from perdure.processors.offset_map import AGES_MAX, OffsetMap, encode
 from perdure.topics.log import CommittedOffset, TopicPartition
+from perdure.topics.table import DAY_MS
 
 
 class Partition:
@@ -34,8 +35,11 @@ class Partition:
         self.started = set(known.started)
         self.done = set(known.done)
         self.doubt_below = known.doubt_below
+        self.ages = list(known.ages)
+        self.deleted_below = 0
         self.tell_at_s = tell_at_s
         self.committed_s = now_s
+        self.committed_base = base
         self.is_dirty = False
         self.is_owned = True
         self.is_blocked = False
@@ -57,9 +61,13 @@ class Partition:
         """Whether the map could still cover ``offset`` if it were read now."""
         return offset - min(self.open, default=offset) < window
 
-    def take(self, offset: int) -> bool:
-        """Note that ``offset`` was read; False if it is done."""
+    def take(self, offset: int, timestamp_ms: int) -> bool:
+        """Note that the record at ``offset`` was read; False if it is done."""
         assert offset >= self.next, f"{offset} was read before"
+        day = timestamp_ms // DAY_MS
+        if not self.ages or day > self.ages[-1][0]:
+            self.ages.append((day, offset))
+            del self.ages[:-AGES_MAX]
         self.next = offset + 1
         if offset in self.done:
             self.is_dirty = True
@@ -88,11 +96,17 @@ class Partition:
         self.done.update(offsets)
         self.is_dirty = True
 
+    def deletable_below(self, now_ms: int, kept_days: int) -> int:
+        """Requests below this offset are done, committed, and older than ``kept_days`` days."""
+        oldest_kept = now_ms // DAY_MS - kept_days
+        began = max((offset for day, offset in self.ages if day <= oldest_kept), default=0)
+        return min(began, self.committed_base)
+
     def snapshot(self) -> CommittedOffset:
         """What to commit: the base, and the map of what lies beyond it."""
         base = self.base
         # Started bits below the base are of records that were deleted before they could be told.
         self.started = {offset for offset in self.started if offset >= base}
         self.done = {offset for offset in self.done if offset >= base}
-        known = OffsetMap(frozenset(self.started), frozenset(self.done), self.doubt_below)
+        known = OffsetMap(frozenset(self.started), frozenset(self.done), self.doubt_below, tuple(self.ages))
         return CommittedOffset(self.at, base, encode(base, known, self._topic_id))

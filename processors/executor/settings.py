@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from perdure.processors.offset_map import WINDOW_OFFSETS
+from perdure.processors.offset_map import AGES_MAX, WINDOW_OFFSETS
 
 DAY_S: Final = 86_400.0
 
@@ -26,9 +26,9 @@ class ExecutorSettings:
     engine's comes, so that a tool port that keeps deadlines itself answers first. ``abort_grace_s``: from
     the abort signal to the cancellation of the call's task; ``cancel_wait_s``: from there until it is given
     up. ``abandoned_max``: calls that ignored both before the process leaves to be started anew.
-    ``flush_s``: how long a leaving worker waits for results to be acknowledged after its last call has
-    ended. ``asks_max``: how often an unanswered question at take-over is put, each for ``ask_timeout_s``,
-    with ``ask_retry_s`` between.
+    ``kept_days``: done requests are kept so long. ``flush_s``: how long a leaving worker waits for results
+    to be acknowledged after its last call has ended. ``asks_max``: how often an unanswered question at
+    take-over is put, each for ``ask_timeout_s``, with ``ask_retry_s`` between.
     """
 
     lease_s: float = 2.0
@@ -37,6 +37,8 @@ class ExecutorSettings:
     slots: int = 64
     commit_interval_s: float = 0.2
     idle_commit_s: float = DAY_S / 4
+    kept_days: int = 7
+    delete_interval_s: float = 3_600.0
     claim_retry_s_min: float = 0.05
     claim_retry_s_max: float = 0.4
     poll_records_max: int = 256
@@ -71,5 +73,6 @@ class ExecutorSettings:
             "pauses need a wide band"
         )
         assert self.revoke_drain_s * 1000 < self.max_poll_interval_ms, "a draining member would be evicted"
+        assert 0 < self.kept_days < AGES_MAX - 1, "older days are not remembered"
         assert self.idle_commit_s <= DAY_S, "a group that never commits loses its offsets"
         assert 0 < self.poll_wait_s_min <= self.poll_wait_s_max

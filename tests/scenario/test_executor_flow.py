@@ -10,7 +10,7 @@ from perdure.processors.executor.settings import ExecutorSettings
 from perdure.processors.headers import request_headers
 from perdure.processors.offset_map import OffsetMap
 from perdure.schemas.codec import encode
-from perdure.topics.log import CommitOutcome, CommittedOffset, Outgoing, TopicPartition
+from perdure.topics.log import CommitOutcome, CommittedOffset, Isolation, Outgoing, TopicPartition
 from perdure.topics.table import TOOL_REQUESTS
 from tests.scenario.executor_stage import NAMES, READ, Stage, hang
 
@@ -114,4 +114,35 @@ def test_an_idle_group_commits_all_the_same(monkeypatch: pytest.MonkeyPatch) -> 
     stage.run(65_000)
     assert [[each.offset for each in offsets] for offsets in commits] == [[1]] * 3
     assert ExecutorSettings().idle_commit_s <= DAY_S
+    stage.close()
+
+
+def test_done_requests_are_deleted_when_they_are_old() -> None:
+    """A request older than kept_days is deleted if it is done, whoever did it; one that is open never is."""
+    stage = Stage(settings=ExecutorSettings(kept_days=3, delete_interval_s=1.0))
+    stage.cluster.offsets_retention_ms = 30 * DAY_S * 1_000
+    stage.provision()
+    stage.behaviours["hang"] = hang
+
+    def low() -> int:
+        return stage.client.watermarks(AT, Isolation.COMMITTED, 1).low
+
+    for number in range(6):
+        first = stage.worker(f"w{number}")
+        stage.ask(f"done{number}", READ)
+        stage.settle(first)
+        first.executor.close()
+        first.is_alive = False
+        stage.cluster.advance(DAY_S * 1_000)
+    stage.ask("open", READ, "hang", timeout_ms=10**9)
+    last = stage.worker("last")
+    stage.until(lambda: stage.begun("open") == 1)
+    stage.run(3_000)
+    assert low() == 3
+    stage.cluster.advance(9 * DAY_S * 1_000)
+    last.log.go_on()
+    stage.ask("later", READ)
+    stage.run(3_000)
+    assert stage.told("later") == ["Completed"]
+    assert low() == 6
     stage.close()

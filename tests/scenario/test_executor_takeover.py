@@ -95,7 +95,7 @@ def test_doubt_outlives_the_owner_that_found_it() -> None:
     stage.close()
 
 
-@pytest.mark.parametrize("text", ["", "NO-MAP", "p1:another-topic::"])
+@pytest.mark.parametrize("text", ["", "NO-MAP", "p1:another-topic:::"])
 def test_a_foreign_map_is_not_believed(fresh: Stage, text: str) -> None:
     """An offset that another tool has set, or one of a topic that was re-created, proves nothing was
     untouched.

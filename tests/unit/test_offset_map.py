@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.processors.offset_map import (
+    AGES_MAX,
     METADATA_CHARS_MAX,
     WINDOW_OFFSETS,
     OffsetMap,
@@ -47,6 +48,29 @@ def test_a_full_window_fits_the_broker(state: str) -> None:
     assert decode(7, text, TOPIC_ID) == offsets
 
 
+@given(bases, st.lists(st.tuples(st.integers(1, 10**5), st.integers(0, 10**9)), max_size=40))
+def test_the_newest_ages_come_back(base: int, steps: list[tuple[int, int]]) -> None:
+    """Which offset began a day is remembered for the last days."""
+    ages: list[tuple[int, int]] = []
+    for days, offsets in steps:
+        day, offset = ages[-1] if ages else (0, 0)
+        ages.append((day + days, offset + offsets))
+    found = decode(base, encode(base, OffsetMap(ages=tuple(ages)), TOPIC_ID), TOPIC_ID)
+    assert found == OffsetMap(ages=tuple(ages[-AGES_MAX:]))
+
+
+def test_the_largest_map_fits_the_broker() -> None:
+    """Window, doubt and ages together, all with the largest offsets, take no more than the broker accepts."""
+    top = 2**63 - 1
+    base = top - WINDOW_OFFSETS
+    known = OffsetMap(
+        done=frozenset(range(base, base + WINDOW_OFFSETS)),
+        doubt_below=top,
+        ages=tuple((10**6 + day, base - AGES_MAX + day) for day in range(AGES_MAX)),
+    )
+    assert decode(base, encode(base, known, TOPIC_ID), TOPIC_ID) == known
+
+
 def test_doubt_is_carried_on_until_the_base_has_passed_it() -> None:
     """An owner that found no map hands its successor the bound below which nothing is known."""
     text = encode(5, OffsetMap(done=frozenset({6}), doubt_below=40_000), TOPIC_ID)
@@ -75,14 +99,18 @@ def test_a_map_of_a_re_created_topic_is_unusable() -> None:
         ("p1", Unusable.FOREIGN),
         ("p1:" + TOPIC_ID, Unusable.MALFORMED),
         ("p1:" + TOPIC_ID + ":", Unusable.MALFORMED),
-        ("p1:" + TOPIC_ID + ":-1:", Unusable.MALFORMED),
-        ("p1:" + TOPIC_ID + ":१:", Unusable.MALFORMED),
-        ("p1:" + TOPIC_ID + ":" + "9" * 20 + ":", Unusable.MALFORMED),
-        ("p1:" + TOPIC_ID + ":: ", Unusable.MALFORMED),
-        ("p1:" + TOPIC_ID + "::~~~~~", Unusable.MALFORMED),  # a group of five above 32 bits
-        ("p1:" + TOPIC_ID + "::\ud800", Unusable.MALFORMED),
-        ("p1:" + TOPIC_ID + "::{{", Unusable.MALFORMED),  # both bits of an offset are set
-        ("p1:" + TOPIC_ID + "::" + "0" * 4000, Unusable.MALFORMED),  # spans more than a window
+        ("p1:" + TOPIC_ID + "::", Unusable.MALFORMED),
+        ("p1:" + TOPIC_ID + "::1.2,1.3:", Unusable.MALFORMED),  # a day twice
+        ("p1:" + TOPIC_ID + "::1:", Unusable.MALFORMED),
+        ("p1:" + TOPIC_ID + "::" + ",".join(f"{day}.0" for day in range(1, 9)) + ",:", Unusable.MALFORMED),
+        ("p1:" + TOPIC_ID + ":-1::", Unusable.MALFORMED),
+        ("p1:" + TOPIC_ID + ":१::", Unusable.MALFORMED),
+        ("p1:" + TOPIC_ID + ":" + "9" * 20 + "::", Unusable.MALFORMED),
+        ("p1:" + TOPIC_ID + "::: ", Unusable.MALFORMED),
+        ("p1:" + TOPIC_ID + ":::~~~~~", Unusable.MALFORMED),  # a group of five above 32 bits
+        ("p1:" + TOPIC_ID + ":::\ud800", Unusable.MALFORMED),
+        ("p1:" + TOPIC_ID + ":::{{", Unusable.MALFORMED),  # both bits of an offset are set
+        ("p1:" + TOPIC_ID + ":::" + "0" * 4000, Unusable.MALFORMED),  # spans more than a window
     ],
 )
 def test_an_unusable_map_says_why(text: str, reason: Unusable) -> None:
@@ -99,7 +127,7 @@ def test_any_text_is_a_map_or_unusable(base: int, text: str) -> None:
 @given(bases, st.text(alphabet=st.characters(max_codepoint=0x7F), max_size=300))
 def test_any_body_behind_the_tag_is_a_map_or_malformed(base: int, body: str) -> None:
     """Damage behind the right tag and topic id does not raise either."""
-    found = decode(base, f"p1:{TOPIC_ID}::{body}", TOPIC_ID)
+    found = decode(base, f"p1:{TOPIC_ID}:::{body}", TOPIC_ID)
     assert isinstance(found, OffsetMap) or found is Unusable.MALFORMED
 
 
