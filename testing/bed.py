@@ -48,7 +48,7 @@ NAMES: Final = Namespace("testbed")
 PARTITIONS_DEFAULT: Final = 2
 STEP_MS_MIN: Final = 5
 STEP_MS_MAX: Final = 250
-IDLE_STEP_MS_MAX: Final = 5_000
+IDLE_STEP_MS_MAX: Final = 60_000
 STEP_GROWTH: Final = 1.25
 QUIET_MS: Final = 500
 """What is left to do at rest, such as committing offsets, is done within this time."""

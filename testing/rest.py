@@ -40,7 +40,9 @@ class Rest:
         for worker in active:
             if worker.is_busy:
                 return f"the {worker.role.value} {worker.slot} has calls"
-        if Role.ORCHESTRATOR in living and self._has_unread():
+        if Role.ORCHESTRATOR not in living:
+            return None  # nobody hears what the others say
+        if self._has_unread():
             return "the orchestrator has inputs that are not answered"
         for run in self._history.runs.values():
             role = whose_move(run)

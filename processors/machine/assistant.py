@@ -6,13 +6,18 @@ import re
 from typing import Any, Final
 
 from perdure.processors.machine.apply_calls import CALL_ID_HASH_BYTES, hash_call_id
+from perdure.processors.machine.messages import is_blank
 from perdure.schemas.canonical import JsonValue, canonical_json, dumps_verbatim, loads_json, normalise_json
+from perdure.schemas.definition import TOOL_NAME_PATTERN
 from perdure.schemas.errors import Reject
 from perdure.schemas.limits import JSON_DEPTH_MAX
 from perdure.schemas.values import Struct
 
 CALL_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 """Ids the Messages API takes back in a tool_result."""
+NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_-]", re.ASCII)
+NAME_CHARS_KEPT: Final = 64
+"""What is kept of a tool name that the Messages API would not take back."""
 
 
 class WantedCall(Struct, frozen=True):
@@ -46,24 +51,24 @@ def normalise_assistant(
 ) -> AssistantMessage:
     """Blocks as they will be stored and re-sent for ever.
 
-    Lone surrogates and NUL are replaced, empty text blocks left out, and tool_use ids that are empty,
-    malformed, repeated or seen before renamed; everything else, thinking blocks and signatures included,
-    stays as received. ``faults``: raw text of tool inputs that were no JSON object, by block index.
-    ``is_cut``: the stop reason was max_tokens, so a tool_use in last place is incomplete. Raises
-    :class:`MalformedReply`.
+    Lone surrogates and NUL are replaced, blank text blocks left out, tool_use ids that are empty, malformed,
+    repeated or seen before renamed, and tool names outside the API's alphabet brought into it; everything
+    else, thinking blocks and signatures included, stays as received. ``faults``: raw text of tool inputs
+    that were no JSON object, by block index. ``is_cut``: the stop reason was max_tokens, so a tool_use in
+    last place is incomplete. Raises :class:`MalformedReply`.
     """
     try:
         received = normalise_json(loads_json(content, depth_max=JSON_DEPTH_MAX))
     except Reject as error:
         raise MalformedReply(str(error)) from error
-    if not isinstance(received, list) or not all(isinstance(block, dict) for block in received):
-        raise MalformedReply("not a list of objects")
+    if not isinstance(received, list) or not all(_is_block(block) for block in received):
+        raise MalformedReply("not a list of objects with a type")
     names = _Names(turn, seen_call_ids)
     blocks: list[Any] = []
     calls: list[WantedCall] = []
     for index, block in enumerate(received):
         assert isinstance(block, dict)
-        if block.get("type") == "text" and not block.get("text"):
+        if is_blank(block):
             continue
         if block.get("type") == "tool_use":
             cut = is_cut and index == len(received) - 1
@@ -72,9 +77,13 @@ def normalise_assistant(
             blocks.append(stored)
         else:
             blocks.append(block)
-    text = "".join(str(block["text"]) for block in blocks if block.get("type") == "text")
+    text = "".join(block["text"] for block in blocks if block["type"] == "text")
     message = dumps_verbatim({"role": "assistant", "content": blocks}) if blocks else b""
     return AssistantMessage(message, text, tuple(calls))
+
+
+def _is_block(block: JsonValue) -> bool:
+    return isinstance(block, dict) and isinstance(block.get("type"), str)
 
 
 class _Names:
@@ -102,17 +111,21 @@ def _tool_use(
 ) -> tuple[dict[str, JsonValue], WantedCall]:
     fault = None
     arguments = block.get("input")
-    tool = block.get("name")
+    tool = block.get("name") if isinstance(block.get("name"), str) else ""
+    assert isinstance(tool, str)
+    name = tool
+    if not TOOL_NAME_PATTERN.fullmatch(tool):  # sent back as it is, it would have every later request refused
+        name = NOT_IN_NAMES.sub("_", tool)[:NAME_CHARS_KEPT] or "unnamed"
     if is_cut:
         fault = "The call was cut off by the token limit and was not executed. Ask again, with less."
     elif raw is not None or not isinstance(arguments, dict):
         fault = "The call's input was not a JSON object, so it was not executed."
-    elif not isinstance(tool, str) or not tool:
+    elif not tool:
         fault = "The call names no tool, so it was not executed."
+    elif name != tool:
+        fault = f"There is no tool named {tool[:NAME_CHARS_KEPT]!r}, so nothing was executed."
     if not isinstance(arguments, dict):
         arguments = {}
     call_id = names.unique(block.get("id"))
-    stored = {**block, "id": call_id, "input": arguments}
-    return stored, WantedCall(
-        call_id, tool if isinstance(tool, str) else "", canonical_json(arguments), fault
-    )
+    stored = {**block, "id": call_id, "name": name, "input": arguments}
+    return stored, WantedCall(call_id, name, canonical_json(arguments), fault)

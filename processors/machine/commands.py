@@ -9,7 +9,7 @@ from perdure.processors.machine.approvals import VERDICTS
 from perdure.processors.machine.budget import narrowed
 from perdure.processors.machine.draft import Draft
 from perdure.processors.machine.inputs import CommandInput, RefuseInput
-from perdure.processors.machine.messages import clean_text
+from perdure.processors.machine.messages import clean_text, is_blank
 from perdure.processors.machine.requests import answer, answer_error, dispatch
 from perdure.processors.machine.resume import resume, resume_fault, start_if_possible
 from perdure.processors.machine.state import Pending
@@ -58,7 +58,7 @@ def decide_command(draft: Draft, given: CommandInput, *, exists: bool) -> None:
         case cmd.Signal():
             if draft.run.state.is_terminal:
                 _reject(draft, body, "run_terminal")
-            elif not body.message:
+            elif not body.message.strip():
                 _reject(draft, body, "empty_message")
             else:
                 draft.emit(ev.SignalReceived(clean_text(body.message)))
@@ -103,8 +103,12 @@ def _submit_fault(draft: Draft, given: CommandInput, body: cmd.Submit) -> tuple[
         value = loads_json(body.input, depth_max=JSON_DEPTH_MAX)
     except Reject as error:
         return "invalid_input", f"the input is no JSON: {error}"
-    is_blocks = isinstance(value, list) and all(isinstance(block, dict) for block in value)
-    if not value or not (isinstance(value, str) or is_blocks):
+    is_text = isinstance(value, str) and value.strip() != ""
+    is_blocks = isinstance(value, list) and all(
+        isinstance(block, dict) and isinstance(block.get("type"), str) and not is_blank(block)
+        for block in value
+    )
+    if not value or not (is_text or is_blocks):
         return "invalid_input", "the input is neither a text nor a list of content blocks, or it is empty"
     if body.deadline_ms is not None and body.deadline_ms <= draft.now_ms:
         return "deadline_passed", "the run's deadline has passed"
@@ -191,7 +195,9 @@ def _follow(draft: Draft, body: cmd.Decide) -> None:
         case Verdict.DID_NOT_RUN:
             ambiguity.did_not_run(draft, call, "decided_did_not_run", f"decided by {body.decided_by}")
         case Verdict.GIVE_UP:
-            answer_error(draft, body.call_id, body.message or GIVE_UP_TEXT, ResultSource.DECIDED)
+            answer_error(
+                draft, body.call_id, (body.message or "").strip() or GIVE_UP_TEXT, ResultSource.DECIDED
+            )
 
 
 def _content(result: bytes) -> bytes:

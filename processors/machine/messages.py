@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from perdure.processors.machine.state import Run
@@ -10,6 +10,12 @@ from perdure.schemas import events as ev
 from perdure.schemas.canonical import dumps_verbatim, loads_json, normalise_json
 
 NO_OUTPUT = "(no output)"
+
+
+def is_blank(block: Mapping[str, Any]) -> bool:
+    """Whether it is a text block without any text: the Messages API refuses it, in whatever message."""
+    text = block.get("text")
+    return block.get("type") == "text" and not (isinstance(text, str) and text.strip())
 
 
 def message_of(before: Run, body: ev.EventBody) -> bytes | None:

@@ -9,10 +9,11 @@ from typing import Final
 from perdure.processors.machine.approvals import ask_person
 from perdure.processors.machine.assistant import WantedCall
 from perdure.processors.machine.draft import Draft
+from perdure.processors.machine.messages import NO_OUTPUT, is_blank
 from perdure.processors.machine.repetition import fingerprint, is_last_a_repetition
 from perdure.processors.machine.state import Call
 from perdure.schemas import events as ev
-from perdure.schemas.canonical import dumps_verbatim, loads_json, normalise_json
+from perdure.schemas.canonical import JsonValue, canonical_json, dumps_verbatim, loads_json, normalise_json
 from perdure.schemas.definition import ToolDefinition
 from perdure.schemas.errors import Reject
 from perdure.schemas.limits import JSON_DEPTH_MAX
@@ -118,9 +119,20 @@ def answer(
 def stored_content(content: bytes) -> tuple[bytes, bool]:
     """A result as it will be stored and re-sent for ever, and whether it had to be replaced by an error."""
     try:
-        return dumps_verbatim(normalise_json(loads_json(content, depth_max=JSON_DEPTH_MAX))), False
+        return dumps_verbatim(_sayable(normalise_json(loads_json(content, depth_max=JSON_DEPTH_MAX)))), False
     except Reject as error:
         return dumps_verbatim(f"The tool ran, but its result could not be read: {error}"), True
+
+
+def _sayable(value: JsonValue) -> JsonValue:
+    """A result that the Messages API takes: a text or blocks, neither blank; any other JSON as its text."""
+    match value:
+        case str():
+            return value if value.strip() else NO_OUTPUT
+        case list() if all(isinstance(block, dict) and isinstance(block.get("type"), str) for block in value):
+            return [block for block in value if isinstance(block, dict) and not is_blank(block)] or NO_OUTPUT
+        case _:
+            return canonical_json(value).decode()
 
 
 def answer_error(draft: Draft, call_id: str, message: str, source: ResultSource) -> None:

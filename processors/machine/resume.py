@@ -24,6 +24,8 @@ def resume_fault(draft: Draft, body: cmd.Resume) -> str | None:
         return "run_not_ended"
     if run.state is RunState.COMPLETED:
         return "run_completed"
+    if body.message is not None and not body.message.strip():
+        return "empty_message"
     if body.extra_turns is not None and body.extra_turns < 1:
         return "invalid_extra_turns"
     if run.turns_completed >= run.max_turns + (body.extra_turns or 0):
