@@ -25,7 +25,6 @@ def groups(patient: Patient) -> list[Finding]:
 def _group(patient: Patient, role: Role) -> list[Finding]:
     admin = KafkaProvision(patient.log.admin)
     group = patient.namespace.group(role)
-    members = admin.members(group, TIMEOUT_S)
     topics = [patient.namespace.topic(name) for name in INPUTS[role]]
     infos = patient.log.describe(topics, TIMEOUT_S)
     at = [TopicPartition(name, number) for name, info in infos.items() for number in range(info.partitions)]
@@ -36,7 +35,9 @@ def _group(patient: Patient, role: Role) -> list[Finding]:
     starts: list[Position] = []
     done: set[tuple[TopicPartition, int]] = set()
     open_count = 0
-    for each in admin.offsets(group, at, TIMEOUT_S):
+    committed = admin.offsets(group, at, TIMEOUT_S)
+    members = admin.members(group, TIMEOUT_S)
+    for each in committed:
         base, end = each.offset or 0, ends[each.at]
         if base > end:
             findings.append(_beyond(group, each, end))

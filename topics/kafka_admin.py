@@ -60,6 +60,11 @@ class KafkaAdmin:
         self._made: AdminClient | None = None
 
     @property
+    def settings(self) -> Settings:
+        """How any other client is connected to the same cluster."""
+        return self._settings()
+
+    @property
     def client(self) -> AdminClient:
         if self._made is None:
             configured: dict[str, Any] = {**self._settings(), "error_cb": _on_error}

@@ -25,7 +25,7 @@ from perdure.topics import kafka_errors
 from perdure.topics.admin import GroupInUse, TopicState
 from perdure.topics.errors import Unavailable
 from perdure.topics.kafka_admin import ANSWER_MARGIN_S, KafkaAdmin, answer, unless
-from perdure.topics.kafka_settings import logger
+from perdure.topics.kafka_settings import client_log, logger
 from perdure.topics.log import CommittedOffset, Isolation, TopicPartition, Watermarks
 
 # What a broker can not answer yet is asked again: a topic that was created is known to the controller at once
@@ -138,18 +138,27 @@ class KafkaProvision:
     def _offsets(
         self, group: str, partitions: Sequence[TopicPartition], timeout_s: float
     ) -> Sequence[CommittedOffset]:
+        """Asked by a consumer that never joins.
+
+        It waits for a coordinator that a new cluster has yet to make. The AdminClient does not: its request
+        times out, and the late answer can end the process on an assertion (librdkafka #4605).
+        """
+        settings = {
+            **self._admin.settings,
+            "group.id": group,
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+        }
         native = [ck.TopicPartition(at.topic, at.partition) for at in partitions]
-        asked = cast(
-            "Mapping[str, Future[ConsumerGroupTopicPartitions]]",
-            self._admin.client.list_consumer_group_offsets(
-                [ConsumerGroupTopicPartitions(group, native)], require_stable=True, request_timeout=timeout_s
-            ),
-        )
-        found = unless(asked[group], _GROUP_UNKNOWN, timeout_s)
-        if found is None:
-            return [CommittedOffset(at, None) for at in partitions]
+        reader = ck.Consumer(settings, logger=client_log)
+        try:
+            found = reader.committed(native, timeout=timeout_s)
+        except KafkaException as raised:
+            raise kafka_errors.of_question(kafka_errors.error_of(raised)) from raised
+        finally:
+            reader.close()
         committed: list[CommittedOffset] = []
-        for each in found.topic_partitions or ():
+        for each in found:
             if each.error is not None:
                 raise kafka_errors.of_question(each.error)
             at = TopicPartition(each.topic, each.partition)

@@ -112,11 +112,11 @@ def plan(
             changes.extend(_topic_changes(spec, topic, state, replication))
     for role, names in INPUTS.items():
         group = namespace.group(role)
-        members = admin.members(group, timeout_s)
         for name in names:
             topic = namespace.topic(name)
             missing = _without_offset(admin, group, topic, partitions, timeout_s)
             if missing:
+                members = admin.members(group, timeout_s)
                 changes.append(_start(group, topic, missing, members, mapped=role in MAPPED))
     return tuple(changes)
 
