@@ -264,11 +264,12 @@ def test_two_processes_killed_while_runs_flow(installation: Installation) -> Non
         return len(installation.outcomes()) >= upto
 
     for kill, slot in enumerate(("a", "b", "a"), 1):
-        installation.until(lambda upto=kill * 25: feed(upto))  # type: ignore[misc]
+        folder = installation.folder / slot
+        installation.until(lambda: feed(25 * kill) and folder.exists())  # noqa: B023 - called within the round
         processes[slot].kill()
         processes[slot].wait(WAIT_S)
         if kill == 2:
-            shutil.rmtree(installation.folder / slot)
+            shutil.rmtree(folder)
         processes[slot] = installation.start(slot)
     installation.until(lambda: feed(count))
     installation.judge(run_ids)

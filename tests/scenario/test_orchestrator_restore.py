@@ -15,6 +15,7 @@ from perdure.schemas.codec import encode
 from perdure.schemas.commands import Cancel
 from perdure.schemas.events import CommandRejected, Event
 from perdure.topics.log import Outgoing, Position, TopicPartition
+from perdure.topics.model_consumer import ModelConsumer
 from perdure.topics.table import DELETE_RETENTION_MS
 from tests.scenario.orchestrator_stage import Stage, Worker
 
@@ -167,6 +168,24 @@ def test_partitions_work_while_another_is_restored(stage: Stage) -> None:
     assert stage.events("run-1") == []
     alien.abort(1.0)
     stage.play_to_the_end()
+
+
+def test_records_that_slip_through_a_pause(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inputs delivered before their partition is restored are kept: they would not come again."""
+    waiting = stage.partition("run-1")
+    alien = stage.client.transactional("alien", 900_000)
+    alien.init(1.0)
+    alien.begin()
+    alien.produce(Outgoing(stage.topic("run-events"), waiting, b"alien/1", b"x"))
+    monkeypatch.setattr(ModelConsumer, "pause", lambda self, partitions: None)
+    run_ids = submit_all(stage)
+    stage.worker()
+    other = next(run_id for run_id in run_ids if stage.partition(run_id) != waiting)
+    stage.until(lambda: stage.model_requests(other))
+    assert stage.events("run-1") == []
+    alien.abort(1.0)
+    stage.play_to_the_end()
+    stage.check_histories()
 
 
 def test_commit_of_a_stalled_predecessor_is_waited_for(stage: Stage) -> None:

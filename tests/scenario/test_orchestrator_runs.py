@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 
 import pytest
+from msgspec.structs import replace
 
+from perdure.processors.definitions import FixedDefinitions
+from perdure.processors.headers import parse_headers
 from perdure.schemas.commands import Cancel, Submit
 from perdure.schemas.results import NeedTranscript
 from perdure.schemas.values import RunState
-from tests.scenario.orchestrator_stage import AGENT_DIGEST, Stage
+from perdure.topics.errors import Unavailable
+from tests.scenario.orchestrator_stage import AGENT, AGENT_DIGEST, Stage
 
 
 @pytest.fixture
@@ -86,13 +90,34 @@ def test_run_of_unknown_agent_waits_and_starts_when_it_is_published(stage: Stage
     stage.command("run-1", Submit("stranger", b'"hi"'))
     stage.settle()
     assert stage.statuses("run-1")[-1].waiting_for
-    from msgspec.structs import replace
-
-    from tests.scenario.orchestrator_stage import AGENT
-
     stage.definitions.add(replace(AGENT, agent="stranger"))
     stage.until(lambda: stage.model_requests("run-1"))
     assert "AgentPinned" in stage.kinds("run-1")
+
+
+class LateDefinitions(FixedDefinitions):
+    """Knows an agent only after reading the topic to its end, and fails to a few times."""
+
+    def __init__(self, failures: int) -> None:
+        super().__init__()
+        self._failures = failures
+
+    def catch_up(self, timeout_s: float) -> None:
+        if self._failures > 0:
+            self._failures -= 1
+            raise Unavailable
+        self.add(AGENT)
+
+
+@pytest.mark.parametrize("failures", [0, 3])
+def test_miss_is_believed_only_at_the_end_of_the_topic(stage: Stage, failures: int) -> None:
+    """An agent that is not known yet is looked for up to the topic's end before anything is decided."""
+    stage.definitions = LateDefinitions(failures)
+    stage.worker()
+    stage.submit("run-1")
+    stage.until(lambda: stage.model_requests("run-1"))
+    assert stage.kinds("run-1") == ["RunCreated", "TurnStarted"]
+    assert stage.dead_letters() == []
 
 
 def test_runs_over_the_limit_wait_for_a_slot_oldest_first(stage: Stage) -> None:
@@ -203,8 +228,6 @@ def test_whole_transcript_is_sent_on_demand_in_one_transaction(stage: Stage) -> 
 
 def test_requests_can_be_answered_from_their_headers(stage: Stage) -> None:
     """Every request carries headers that name it, so that an undecodable one can be answered."""
-    from perdure.processors.headers import parse_headers
-
     stage.worker()
     stage.submit("run-1")
     stage.settle()
