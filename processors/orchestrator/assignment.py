@@ -180,10 +180,16 @@ class Assignment:
     def _bound(self) -> None:
         topic = self._settings.namespace.topic(RUN_EVENTS)
         ends = {p: self._ask(TopicPartition(topic, p)) for p in self.partitions}
-        starts = [Position(each.at, self._start(each)) for each in self._committed]
+        input_ends = {each.at: self._ask(each.at) for each in self._committed}
+        starts = [Position(each.at, self._start(each, input_ends[each.at])) for each in self._committed]
         for partition in self.partitions:
+            unread = {
+                each.at: input_ends[each.at].end
+                for each in starts
+                if each.at.partition == partition and each.offset < input_ends[each.at].end
+            }
             self.owned[partition] = Owned(
-                partition, self._topic_id, self._stores, self._clock, self._settings
+                partition, self._topic_id, self._stores, self._clock, self._settings, unread
             )
         now_ms = self._clock.wall_ms()
         self._restore = Restore(
@@ -200,9 +206,9 @@ class Assignment:
     def _ask(self, at: TopicPartition) -> Watermarks:
         return self._log.watermarks(at, Isolation.UNCOMMITTED, self._settings.question_timeout_ms / 1_000)
 
-    def _start(self, committed: CommittedOffset) -> int:
+    @staticmethod
+    def _start(committed: CommittedOffset, marks: Watermarks) -> int:
         """Where to go on with an input. Inputs that come again are known by their ids."""
-        marks = self._ask(committed.at)
         if committed.offset is None:
             return marks.low
         if marks.low <= committed.offset <= marks.end:

@@ -108,6 +108,7 @@ class Batch:
 
     def add_record(self, record: Record) -> None:
         part = self.part(record.partition)
+        part.owned.catch_up.note(record)
         self._mark_age(part, record)
         taken = take(record, self._means.settings)
         match taken:
@@ -131,7 +132,8 @@ class Batch:
             if owned.partition in self.parts or owned.is_due(owned.now_ms()):
                 part = self.part(owned.partition)
                 self._announce(part)
-                self._run_timers(part, limit - len(self.timers))
+                if not owned.catch_up.left_s:
+                    self._run_timers(part, limit - len(self.timers))
                 self._status_timers(part)
                 self._start_waiting(part)
 

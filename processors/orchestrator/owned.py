@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Mapping
+from math import ceil
 from typing import Final
 
 from msgspec.structs import replace
 
 from perdure.processors.clock import Clock
+from perdure.processors.orchestrator.catch_up import CatchUp
 from perdure.processors.orchestrator.settings import OrchestratorSettings
 from perdure.processors.store import Store, StoreBroken, StoreFactory
 from perdure.processors.store_overlay import Overlay
@@ -27,6 +30,7 @@ from perdure.processors.store_rows import (
     pack,
     timed_from,
 )
+from perdure.topics.log import TopicPartition
 
 ANCHOR_DIGEST_BYTES: Final = 16
 
@@ -40,8 +44,8 @@ def anchor_digest(value: bytes) -> bytes:
 class Owned:
     """One partition: its rows, where they stand in the log, and what is counted in memory.
 
-    ``held``: runs that hold a slot. ``penalties``: runs whose timers failed, with the time until which they
-    rest.
+    ``catch_up``: whether what lay unread at take-over was read. ``held``: runs that hold a slot.
+    ``penalties``: runs whose timers failed, with the time until which they rest.
     """
 
     def __init__(
@@ -51,12 +55,14 @@ class Owned:
         stores: StoreFactory,
         clock: Clock,
         settings: OrchestratorSettings,
+        unread: Mapping[TopicPartition, int] | None = None,
     ) -> None:
         self.partition = partition
         self._topic_id = topic_id
         self._stores = stores
         self._clock = clock
         self._settings = settings
+        self.catch_up = CatchUp(unread or {}, clock, settings.catch_up_quiet_ms / 1_000)
         self.store: Store = stores.open(partition)
         self.meta = Meta(topic_id, layout=layout())
         self.is_ready = False
@@ -135,6 +141,7 @@ class Owned:
         marks = [timed_from(key)[0] for key, _ in rows.all_rows(AGE)]
         self.age_mark_ms = max(marks, default=0)
         self.write(Overlay(self.store))
+        self.catch_up.begin()
         self.find_next_due()
 
     def now_ms(self) -> int:
@@ -160,13 +167,18 @@ class Owned:
     def find_next_due(self) -> None:
         """Look up when this partition next wants attention without any input."""
         rows = Overlay(self.store)
-        times = [self._first_due(rows, TIMER), rows.next_time(STATUS_TIMER)]
+        times = [self._next_timer(rows), rows.next_time(STATUS_TIMER)]
         if self.held < self._settings.running_runs_max:
             times.append(self._first_due(rows, QUEUE))
         if any(not row.is_announced for row in self.quarantined.values()):
             times.append(0)
         times.extend(self.penalties.values())
         self.next_due_ms = min((time_ms for time_ms in times if time_ms is not None), default=None)
+
+    def _next_timer(self, rows: Overlay) -> int | None:
+        due_ms = self._first_due(rows, TIMER)
+        left_s = self.catch_up.left_s
+        return due_ms if due_ms is None or not left_s else max(due_ms, self.now_ms() + ceil(left_s * 1_000))
 
     def _first_due(self, rows: Overlay, prefix: bytes) -> int | None:
         for due_ms, run_id in rows.due(prefix, (1 << 63) - 1, 1 + len(self.penalties)):

@@ -32,6 +32,7 @@ class OrchestratorSettings:
     batch_wait_ms_max: int = 4
     batch_timers_max: int = 200
     poll_wait_ms_max: int = 100
+    catch_up_quiet_ms: int = 2_000  # overdue timers wait that long for more of what lay unread at take-over
     input_bytes_max: int = INBOX_BYTES_MAX
 
     # Transactions. A call that ignores its time-out is ended with the process after ``hang_ms_max``.
