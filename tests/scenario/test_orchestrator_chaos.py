@@ -1,4 +1,4 @@
-"""Processes are killed, stopped and cut off at random, one seed one history: each run still lives one life."""
+"""Processes are killed, stopped and cut off at random; one seed, one history; each run lives one life."""
 
 from __future__ import annotations
 
