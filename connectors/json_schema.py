@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Protocol, cast, get_args, get_origin, get_type_hints
 
@@ -155,7 +156,10 @@ def _hints_of(function: Callable[..., Any]) -> dict[str, Any]:
     # Names a function was given by its enclosing scope are no globals of its module.
     closure: dict[str, Any] = {}
     if inspect.isfunction(function):
-        closure.update(inspect.getclosurevars(function).nonlocals)
+        names = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        for name, cell in names:
+            with suppress(ValueError):  # a name that its scope has not bound yet
+                closure[name] = cell.cell_contents
     try:
         return get_type_hints(function, localns=closure, include_extras=True)
     except (NameError, TypeError) as error:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Literal, ParamSpec, TypeAlias, TypeVar, cast
 
@@ -22,7 +22,12 @@ from perdure.connectors.json_schema import Signature, signature_of, summary_of
 from perdure.connectors.reconciler import Reconciler
 from perdure.processors.abort import AbortSignal
 from perdure.processors.clock import Clock
-from perdure.schemas.definition import TOOL_ATTEMPTS_MAX_DEFAULT, TOOL_TIMEOUT_MS_DEFAULT, ToolDefinition
+from perdure.schemas.definition import (
+    TOOL_ATTEMPTS_MAX_DEFAULT,
+    TOOL_REPEATS_MAX_DEFAULT,
+    TOOL_TIMEOUT_MS_DEFAULT,
+    ToolDefinition,
+)
 from perdure.schemas.errors import Reject, Retry
 from perdure.schemas.values import Effect
 
@@ -111,6 +116,8 @@ class Tool(Generic[P, R]):
     settle_s: float
     attempts_max: int
     needs_approval: bool
+    repeats_max: int
+    cosmetic: tuple[str, ...]
     reconcile: Reconciler | None
     is_async: bool
 
@@ -128,6 +135,8 @@ class Tool(Generic[P, R]):
             settle_ms=round(self.settle_s * 1000),
             attempts_max=self.attempts_max,
             needs_approval=self.needs_approval,
+            repeats_max=self.repeats_max,
+            cosmetic=self.cosmetic,
         )
 
 
@@ -144,6 +153,8 @@ def tool(
     settle_s: float = 0.0,
     attempts_max: int = TOOL_ATTEMPTS_MAX_DEFAULT,
     needs_approval: bool = False,
+    repeats_max: int = TOOL_REPEATS_MAX_DEFAULT,
+    cosmetic: Sequence[str] = (),
 ) -> Callable[[Callable[P, R]], Tool[P, R]]:
     """Declare a function, sync (run in a thread) or async, as a tool of an agent.
 
@@ -160,6 +171,9 @@ def tool(
         settle_s: how long the outside service may still work on what it received after an attempt is over.
         attempts_max: bound on attempts of a tool that is not non_idempotent.
         needs_approval: a person has to approve each call before it is made.
+        repeats_max: identical calls that fail or change nothing, before the next is answered with an error
+            instead of executed (0: never; for tools that poll).
+        cosmetic: names of arguments that do not make a call another one, such as a display name.
 
     Raises:
         EffectMissing, UnusableTool, UnusableSignature, UnusableSchema.
@@ -172,8 +186,8 @@ def tool(
         raise UnusableTool("reconcile= takes a function declared with @reconciler.")
     if reconcile is not None and kind is not Effect.NON_IDEMPOTENT:
         raise UnusableTool(f"reconcile= is for non_idempotent tools; a {kind} one is simply tried again.")
-    if timeout_s <= 0 or settle_s < 0 or attempts_max < 1:
-        raise UnusableTool("timeout_s > 0, settle_s >= 0 and attempts_max >= 1 must hold.")
+    if timeout_s <= 0 or settle_s < 0 or attempts_max < 1 or repeats_max < 0:
+        raise UnusableTool("timeout_s > 0, settle_s >= 0, attempts_max >= 1, repeats_max >= 0 must hold.")
 
     def declare(function: Callable[P, R]) -> Tool[P, R]:
         called = name or function.__name__
@@ -189,6 +203,8 @@ def tool(
             settle_s=settle_s,
             attempts_max=attempts_max,
             needs_approval=needs_approval,
+            repeats_max=repeats_max,
+            cosmetic=tuple(cosmetic),
             reconcile=reconcile,
             is_async=inspect.iscoroutinefunction(function),
         )

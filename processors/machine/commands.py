@@ -12,6 +12,7 @@ from perdure.processors.machine.inputs import CommandInput, RefuseInput
 from perdure.processors.machine.messages import clean_text, is_blank
 from perdure.processors.machine.requests import answer, answer_error, dispatch
 from perdure.processors.machine.resume import resume, resume_fault, start_if_possible
+from perdure.processors.machine.room import has_room_for
 from perdure.processors.machine.state import Pending
 from perdure.processors.machine.tokens import is_same_token
 from perdure.processors.machine.turns import advance
@@ -60,6 +61,8 @@ def decide_command(draft: Draft, given: CommandInput, *, exists: bool) -> None:
                 _reject(draft, body, "run_terminal")
             elif not body.message.strip():
                 _reject(draft, body, "empty_message")
+            elif not has_room_for(draft.run, body.message):
+                _reject(draft, body, "message_too_large")
             else:
                 draft.emit(ev.SignalReceived(clean_text(body.message)))
         case _:

@@ -9,6 +9,7 @@ from typing import assert_never
 from perdure.processors.machine.state import Run
 from perdure.processors.machine.transcript import request_of
 from perdure.schemas import events as ev
+from perdure.schemas.keys import ApprovalKey
 from perdure.schemas.outputs import Approval, Outcome, RunSignal, Status
 from perdure.schemas.requests import ToolRequest
 from perdure.schemas.values import Effect, Purpose, RunState, Struct
@@ -44,7 +45,7 @@ def project(before: Run | None, event: ev.Event, after: Run) -> tuple[Projected,
             records.append(Projected(TOOL_REQUESTS, run_id, _question(after, body)))
         case ev.ApprovalRequested():
             records.append(
-                Projected(RUN_APPROVALS, f"{run_id}/{body.call_id}", _approval(after, event.at_ms, body))
+                Projected(RUN_APPROVALS, str(ApprovalKey(run_id, body.call_id)), _approval(after, event.at_ms, body))
             )
         case ev.RunCompleted() | ev.RunFailed() | ev.RunCancelled() | ev.RunTimedOut():
             records.append(Projected(RUN_OUTCOMES, run_id, outcome_of(after)))
@@ -83,7 +84,7 @@ def _withdrawn(before: Run | None, after: Run) -> list[Projected]:
         return []
     asked = {pending.call_id for pending in after.pending}
     return [
-        Projected(RUN_APPROVALS, f"{after.run_id}/{pending.call_id}", None)
+        Projected(RUN_APPROVALS, str(ApprovalKey(after.run_id, pending.call_id)), None)
         for pending in before.pending
         if pending.call_id not in asked
     ]

@@ -11,6 +11,7 @@ from perdure.processors.machine.assistant import WantedCall
 from perdure.processors.machine.draft import Draft
 from perdure.processors.machine.messages import NO_OUTPUT, is_blank
 from perdure.processors.machine.repetition import fingerprint, is_last_a_repetition
+from perdure.processors.machine.room import fitting_result
 from perdure.processors.machine.state import Call
 from perdure.schemas import events as ev
 from perdure.schemas.canonical import JsonValue, canonical_json, dumps_verbatim, loads_json, normalise_json
@@ -109,7 +110,7 @@ def answer(
             turn=draft.run.turn,
             call_id=call_id,
             attempt=call.attempt.number if call.attempt else 0,
-            content=content,
+            content=fitting_result(draft.run, content),
             is_error=is_error,
             source=source,
         )

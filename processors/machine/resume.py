@@ -6,6 +6,7 @@ from perdure.processors.machine import ambiguity
 from perdure.processors.machine.draft import Draft
 from perdure.processors.machine.messages import clean_text
 from perdure.processors.machine.requests import NOT_STARTED, answer, answer_error
+from perdure.processors.machine.room import has_room_for
 from perdure.processors.machine.schedule import wants_slot
 from perdure.processors.machine.state import Call
 from perdure.processors.machine.turns import advance, ask_turn, start_turn
@@ -26,6 +27,8 @@ def resume_fault(draft: Draft, body: cmd.Resume) -> str | None:
         return "run_completed"
     if body.message is not None and not body.message.strip():
         return "empty_message"
+    if body.message is not None and not has_room_for(run, body.message):
+        return "message_too_large"
     if body.extra_turns is not None and body.extra_turns < 1:
         return "invalid_extra_turns"
     if run.turns_completed >= run.max_turns + (body.extra_turns or 0):

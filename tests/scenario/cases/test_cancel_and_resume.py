@@ -93,7 +93,7 @@ def test_a_run_cancelled_at_any_moment_resumes_with_a_valid_transcript(
         run.resume("please")
         bed.settle()
         for _ in range(3):
-            if run.state == "awaiting_approval":
+            if run.pending:
                 question = run.pending[0]
                 verdict = "approve" if question.kind == "approval" else "give_up"
                 run.decide(question.call_id, verdict)
