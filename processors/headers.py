@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from perdure.schemas.keys import ResultKey
 from perdure.schemas.limits import CALL_ID_CHARS_MAX
 from perdure.schemas.requests import ModelRequest, ToolRequest
 from perdure.schemas.values import RUN_ID_PATTERN, Effect
@@ -43,7 +44,7 @@ class RequestIdentity:
     @property
     def key(self) -> bytes:
         """Key of a result on run-results: run_id/turn/call/attempt."""
-        return f"{self.run_id}/{self.turn}/{self.call_id}/{self.attempt}".encode()
+        return bytes(ResultKey(self.run_id, self.turn, self.call_id, self.attempt))
 
 
 def identity_of(request: ModelRequest | ToolRequest) -> RequestIdentity:

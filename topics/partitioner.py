@@ -10,8 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final
 
-FAMILY_MARK: Final = "~"
-PART_MARK: Final = "/"
+from perdure.schemas.keys import root_of
 
 # A run's key is hashed for each of its records; this many runs in flight are remembered.
 REMEMBERED_MAX: Final = 65_536
@@ -33,11 +32,6 @@ def murmur2(data: bytes) -> int:
         h = (h ^ int.from_bytes(data[whole:], "little")) * _M & _MASK
     h = (h ^ h >> 13) * _M & _MASK
     return h ^ h >> 15
-
-
-def root_of(key: str) -> str:
-    """The root run id inside a run id or a composite key."""
-    return key.partition(PART_MARK)[0].partition(FAMILY_MARK)[0]
 
 
 @lru_cache(maxsize=REMEMBERED_MAX)

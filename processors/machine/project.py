@@ -44,9 +44,8 @@ def project(before: Run | None, event: ev.Event, after: Run) -> tuple[Projected,
         case ev.ReconciliationAsked():
             records.append(Projected(TOOL_REQUESTS, run_id, _question(after, body)))
         case ev.ApprovalRequested():
-            records.append(
-                Projected(RUN_APPROVALS, str(ApprovalKey(run_id, body.call_id)), _approval(after, event.at_ms, body))
-            )
+            key = str(ApprovalKey(run_id, body.call_id))
+            records.append(Projected(RUN_APPROVALS, key, _approval(after, event.at_ms, body)))
         case ev.RunCompleted() | ev.RunFailed() | ev.RunCancelled() | ev.RunTimedOut():
             records.append(Projected(RUN_OUTCOMES, run_id, outcome_of(after)))
             if isinstance(body, (ev.RunCancelled, ev.RunTimedOut)):

@@ -15,11 +15,12 @@ from perdure.processors.machine.inputs import CommandInput, ResultInput
 from perdure.processors.orchestrator.settings import OrchestratorSettings
 from perdure.schemas.codec import Undecodable, decode, encode
 from perdure.schemas.commands import Command
+from perdure.schemas.keys import root_of
 from perdure.schemas.limits import KEY_BYTES_MAX, RUN_ID_CHARS_MAX
 from perdure.schemas.results import Lost, Result
 from perdure.schemas.values import RUN_ID_PATTERN, Struct
 from perdure.topics.log import Outgoing, Record
-from perdure.topics.partitioner import partition_of, root_of
+from perdure.topics.partitioner import partition_of
 from perdure.topics.table import RUN_COMMANDS, RUN_RESULTS
 
 CAUSE_CHARS_MAX: Final = 256

@@ -13,6 +13,7 @@ from perdure.processors.machine.state import Run
 from perdure.processors.store_fold import Folded
 from perdure.processors.store_rows import QuarantineRow
 from perdure.schemas.codec import encode
+from perdure.schemas.keys import EventKey
 from perdure.schemas.outputs import DeadLetter
 from perdure.schemas.requests import ModelRequest, ToolRequest
 from perdure.schemas.values import LogPosition, Struct
@@ -31,7 +32,7 @@ class Writer:
 
     def event(self, partition: int, folded: Folded) -> Outgoing:
         event = folded.event
-        return self._out(partition, RUN_EVENTS, f"{event.run_id}/{event.seq}", event)
+        return self._out(partition, RUN_EVENTS, str(EventKey(event.run_id, event.seq)), event)
 
     def told(self, partition: int, folded: Folded) -> list[Outgoing]:
         """What other topics are told of an event."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from typing import Final, assert_never
+from typing import assert_never
 
 from perdure.processors.orchestrator.owned import Owned, anchor_digest
 from perdure.processors.store_fold import fold_event, forget_run, quarantine_run
@@ -17,10 +17,8 @@ from perdure.processors.store_overlay import Overlay
 from perdure.processors.store_rows import Anchor, QuarantineRow
 from perdure.schemas.codec import Undecodable, decode
 from perdure.schemas.events import Event
-from perdure.schemas.values import RUN_ID_PATTERN
+from perdure.schemas.keys import EventKey, InvalidKey
 from perdure.topics.log import Eof, Record
-
-SEQ_DIGITS_MAX: Final = 18
 
 _log = logging.getLogger(__name__)
 
@@ -202,12 +200,9 @@ def _is_anchor(item: Record | Eof, anchor: Anchor) -> bool:
 
 
 def _parse_key(key: bytes | None) -> tuple[str, int] | None:
-    """(run id, seq) of an event's key."""
+    """(run id, seq) of an event's key; None for anything else."""
     try:
-        run_id, _, seq = (key or b"").decode().rpartition("/")
-    except UnicodeDecodeError:
+        named = EventKey.parse(key)
+    except InvalidKey:
         return None
-    is_number = seq.isascii() and seq.isdecimal() and len(seq) <= SEQ_DIGITS_MAX and not seq.startswith("0")
-    if not is_number or RUN_ID_PATTERN.fullmatch(run_id) is None:
-        return None
-    return run_id, int(seq)
+    return named.run_id, named.seq

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.topics.partitioner import murmur2, partition_of, root_of
+from perdure.schemas.keys import root_of
+from perdure.topics.partitioner import murmur2, partition_of
 
 
 def _signed(number: int) -> int:
