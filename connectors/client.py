@@ -33,6 +33,7 @@ from perdure.connectors.client_errors import (
     UnknownRun,
 )
 from perdure.connectors.command_sender import CommandSender, new_run_id
+from perdure.connectors.runs_reader import RunsReader
 from perdure.connectors.settings import Settings, load_settings
 from perdure.connectors.topic_reader import TopicReader, describe_topic
 from perdure.processors.clock import Clock, Entropy, SystemClock, SystemEntropy, new_id
@@ -209,9 +210,8 @@ class Client:
         """Every run that is kept, newest first. Reads all of run-status; a view is faster where there are
         many.
         """
-        with self._reader(RUN_STATUS) as reader:
-            found = _newest(reader, lambda _: True)
-        return sorted(found.values(), key=lambda status: (-status.created_ms, status.run_id))
+        with RunsReader(self._log, self._clock, self._namespace, self._client_id) as reader:
+            return list(reader.to_end().statuses())
 
     def approvals(self, run_id: str | None = None) -> list[Approval]:
         """What people are asked now, oldest first: of one run, or of all."""

@@ -19,7 +19,7 @@ from perdure.console.findings import Finding, note, ok, problem
 from perdure.console.slots import slot_folders
 from perdure.processors.clock import Clock
 from perdure.processors.orchestrator.owned import Owned
-from perdure.processors.orchestrator.restore import PartitionRestore
+from perdure.processors.orchestrator.partition_restore import PartitionRestore
 from perdure.processors.orchestrator.settings import OrchestratorSettings
 from perdure.processors.store_memory import MemoryStores
 from perdure.processors.store_rows import (

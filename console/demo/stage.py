@@ -27,7 +27,7 @@ from perdure.console.demo.child import REPOSITORY, Child, pause
 from perdure.console.demo.report import Teller
 from perdure.console.topics import provisioned
 from perdure.processors.clock import SystemEntropy, new_id
-from perdure.schemas.errors import Stop
+from perdure.schemas.errors import Retry, Stop
 from perdure.topics.kafka_log import KafkaLog
 from perdure.topics.table import INPUTS, TOPICS, Namespace
 
@@ -37,6 +37,7 @@ PARTITIONS: Final = 4
 """One run lives in one partition; the default number would only take longer to make."""
 LOOK_S: Final = 0.02
 SERVER_LOOKS_MAX: Final = 1_000
+TOPICS_ATTEMPTS_MAX: Final = 3
 ASK_TIMEOUT_S: Final = 15.0
 SEND_STEP: Final = 1
 """The step of the script in which the model asks for the message."""
@@ -149,9 +150,18 @@ def _kafka(
     settings = load_settings(environment, folder=REPOSITORY).settings
     if given:
         stack.callback(_remove_topics, KafkaLog(settings.bootstrap, settings.kafka), namespace)
-    provisioned(settings)
+    _make_topics(settings)
     tell.step("topics", f"{len(TOPICS)}, of the namespace {namespace.prefix}")
     return environment
+
+
+def _make_topics(settings: Settings) -> None:
+    """A broker that has just come up on a busy machine may need more than one question's time."""
+    for _ in range(TOPICS_ATTEMPTS_MAX - 1):
+        with suppress(Retry):
+            provisioned(settings)
+            return
+    provisioned(settings)
 
 
 @contextmanager

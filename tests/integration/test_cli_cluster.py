@@ -17,7 +17,7 @@ from perdure.console.topics import provisioned
 from perdure.console.verification import verify
 from perdure.processors.clock import SystemClock
 from perdure.processors.orchestrator.owned import Owned
-from perdure.processors.orchestrator.restore import PartitionRestore
+from perdure.processors.orchestrator.partition_restore import PartitionRestore
 from perdure.processors.orchestrator.settings import OrchestratorSettings
 from perdure.processors.store_rocks import RocksStores
 from perdure.schemas.codec import encode

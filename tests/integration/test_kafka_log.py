@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import NewTopic
 
 from perdure.connectors.local_kafka import LocalKafka, kafka_tool
 from perdure.schemas.errors import PerdureError
@@ -20,31 +14,24 @@ from perdure.topics.errors import (
     LogMisuse,
     OffsetOutOfRange,
     OutcomeUnknown,
-    RecordTooLarge,
-    TransactionAbortable,
     Unavailable,
 )
-from perdure.topics.kafka_consumer import KafkaConsumer
 from perdure.topics.kafka_log import KafkaLog
 from perdure.topics.kafka_settings import PROTECTED, SettingRefused
-from perdure.topics.kafka_transaction import KafkaTransaction
 from perdure.topics.log import (
     CommitStatus,
     CommittedOffset,
     Consumer,
     ConsumerSpec,
-    Eof,
-    GroupMetadata,
     GroupProtocol,
     Isolation,
     Outgoing,
-    Polled,
     Position,
     Record,
     TopicPartition,
 )
 from perdure.topics.partitioner import partition_of
-from perdure.topics.table import PRODUCED_BYTES_MAX, TOPIC_BYTES_MAX
+from tests.integration.kafka_stage import Member, create, frozen, joined, opened, read_to_end, until, write
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -61,103 +48,6 @@ def log(kafka: str) -> KafkaLog:
 @pytest.fixture
 def topic(log: KafkaLog, namespace: str) -> str:
     return create(log, f"{namespace}.topic")
-
-
-def create(log: KafkaLog, name: str, partitions: int = PARTITIONS, **config: str) -> str:
-    settings = {key.replace("_", "."): value for key, value in config.items()}
-    log.admin.client.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result(ASK_S)
-    until(lambda: name in log.describe([name], ASK_S))
-    return name
-
-
-def until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_s} s"
-
-
-def write(log: KafkaLog, topic: str, partition: int, *values: bytes) -> None:
-    failures: list[PerdureError | None] = []
-    producer = log.producer("writer")
-    for value in values:
-        producer.produce(Outgoing(topic, partition, b"k", value), lambda error, _: failures.append(error))
-    assert producer.flush(ASK_S) == 0
-    assert failures == [None] * len(values)
-    producer.close()
-
-
-def opened(log: KafkaLog, transactional_id: str, timeout_ms: int = 20_000) -> KafkaTransaction:
-    """In a transaction, so that tests may begin where it matters."""
-    producer = log.transactional(transactional_id, timeout_ms)
-    producer.init(30)
-    producer.begin()
-    return producer
-
-
-class Member:
-    """A listener that starts each partition at 0 and remembers what happened."""
-
-    def __init__(self, protocol: GroupProtocol, beside: str | None = None) -> None:
-        self.protocol = protocol
-        self.beside = beside
-        self.owned: set[TopicPartition] = set()
-        self.captured: GroupMetadata | None = None
-        self.seen: list[str] = []
-
-    def on_assign(self, consumer: Consumer, partitions: tuple[TopicPartition, ...]) -> None:
-        self.seen.append("assign")
-        self.captured = consumer.group_metadata()
-        self.owned.update(partitions)
-        positions = [Position(at, 0) for at in partitions]
-        if self.beside is not None:
-            positions += [Position(TopicPartition(self.beside, at.partition), 0) for at in partitions]
-        if self.protocol.incremental:
-            consumer.incremental_assign(positions)
-        else:
-            consumer.assign(positions)
-
-    def on_revoke(self, consumer: Consumer, partitions: tuple[TopicPartition, ...]) -> None:
-        self.seen.append("revoke")
-        self.owned.difference_update(partitions)
-
-    def on_lost(self, consumer: Consumer, partitions: tuple[TopicPartition, ...]) -> None:
-        self.seen.append("lost")
-        self.owned.difference_update(partitions)
-
-    @property
-    def metadata(self) -> GroupMetadata:
-        assert self.captured is not None
-        return self.captured
-
-
-def joined(
-    log: KafkaLog, spec: ConsumerSpec, topic: str, beside: str | None = None
-) -> tuple[KafkaConsumer, Member]:
-    consumer, member = log.consumer(spec), Member(spec.protocol, beside)
-    consumer.subscribe([topic], member)
-    until(lambda: consumer.poll(1, POLL_S) or member.owned)
-    return consumer, member
-
-
-def read_to_end(reader: KafkaConsumer) -> list[Record]:
-    items: list[Polled] = []
-
-    def ended() -> bool:
-        items.extend(reader.poll(100, POLL_S))
-        return any(isinstance(item, Eof) for item in items)
-
-    until(ended)
-    return [item for item in items if isinstance(item, Record)]
-
-
-@contextmanager
-def frozen(broker: LocalKafka) -> Generator[None]:
-    """The broker takes connections and answers nothing."""
-    os.kill(broker.pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(broker.pid, signal.SIGCONT)
 
 
 # ---- settings
@@ -357,136 +247,6 @@ def test_the_end_of_an_open_transaction_is_seen_by_the_uncommitted_mark_alone(
     assert producer.commit(ASK_S) == {at: 0}
     until(lambda: log.watermarks(at, Isolation.COMMITTED, ASK_S).end == 2)
     producer.close()
-
-
-# ---- transactions
-
-
-def test_closing_leaves_the_transaction_to_its_time_out(log: KafkaLog, topic: str) -> None:
-    """The coordinator is told nothing: the records stay open until it aborts them, and never show."""
-    at = TopicPartition(topic, 0)
-    producer = opened(log, f"{topic}.id", timeout_ms=3_000)
-    producer.produce(Outgoing(topic, 0, None, b"x"))
-    until(lambda: log.watermarks(at, Isolation.UNCOMMITTED, ASK_S).end == 1)
-    started = time.monotonic()
-    producer.close()
-    assert time.monotonic() - started < 1
-    assert log.watermarks(at, Isolation.COMMITTED, ASK_S).end == 0
-    until(lambda: log.watermarks(at, Isolation.COMMITTED, ASK_S).end == 2)
-    reader = log.consumer(ConsumerSpec("r", eof=True))
-    reader.assign([Position(at, 0)])
-    assert read_to_end(reader) == []
-    reader.close()
-
-
-@pytest.mark.parametrize("ending", ["commit", "abort", "late"])
-def test_an_older_holder_of_a_transactional_id_is_fenced(log: KafkaLog, topic: str, ending: str) -> None:
-    """Whether the fence is met by a record, by the end of the transaction or by the next one."""
-    older = opened(log, f"{topic}.id")
-    if ending != "late":
-        older.produce(Outgoing(topic, 0, None, b"old"))
-        until(lambda: log.watermarks(TopicPartition(topic, 0), Isolation.UNCOMMITTED, ASK_S).end == 1)
-    newer = opened(log, f"{topic}.id")
-    if ending == "late":
-        older.produce(Outgoing(topic, 0, None, b"old"))
-    with pytest.raises(Fenced):
-        older.abort(ASK_S) if ending == "abort" else older.commit(ASK_S)
-    with pytest.raises(LogMisuse):
-        older.begin()
-    older.close()
-    newer.produce(Outgoing(topic, 0, None, b"new"))
-    newer.commit(ASK_S)
-    newer.close()
-    reader = log.consumer(ConsumerSpec("r", eof=True))
-    reader.assign([Position(TopicPartition(topic, 0), 0)])
-    assert [record.value for record in read_to_end(reader)] == [b"new"]
-    reader.close()
-
-
-def test_a_transaction_that_the_coordinator_timed_out_is_not_committed(log: KafkaLog, topic: str) -> None:
-    """Its producer is fenced, since the coordinator took its epoch away."""
-    at = TopicPartition(topic, 0)
-    producer = opened(log, f"{topic}.id", timeout_ms=1_000)
-    producer.produce(Outgoing(topic, 0, None, b"x"))
-    until(lambda: log.watermarks(at, Isolation.COMMITTED, ASK_S).end == 2)
-    with pytest.raises(Fenced):
-        producer.commit(ASK_S)
-    producer.close()
-
-
-def test_a_record_that_only_the_broker_finds_too_large_aborts_its_transaction(
-    log: KafkaLog, topic: str
-) -> None:
-    """Definitely not committed, and the producer goes on after the abort (on another partition: the refused
-    record left a gap in the numbering of its own, which costs one more abort there).
-    """
-    narrow = create(log, f"{topic}.narrow", max_message_bytes="1000")
-    producer = opened(log, f"{topic}.id")
-    producer.produce(Outgoing(narrow, 0, None, b"x" * 2_000))
-    with pytest.raises(TransactionAbortable, match="MSG_SIZE_TOO_LARGE"):
-        producer.commit(ASK_S)
-    producer.abort(ASK_S)
-    producer.begin()
-    producer.produce(Outgoing(narrow, 1, None, b"x"), track=True)
-    assert producer.commit(ASK_S) == {TopicPartition(narrow, 1): 0}
-    producer.close()
-
-
-def test_an_abort_does_not_harm_the_next_transaction(log: KafkaLog, topic: str) -> None:
-    """Records that were queued and not yet sent when the transaction was aborted leave no gap behind."""
-    at = TopicPartition(topic, 0)
-    producer = opened(log, f"{topic}.id")
-    for attempt in range(5):
-        for _ in range(10):
-            producer.produce(Outgoing(topic, 0, None, b"dropped" * 100_000))
-        producer.abort(ASK_S)
-        producer.begin()
-        producer.produce(Outgoing(topic, 0, None, b"kept %d" % attempt), track=True)
-        assert set(producer.commit(ASK_S)) == {at}
-        producer.begin()
-    producer.close()
-    reader = log.consumer(ConsumerSpec("r", eof=True))
-    reader.assign([Position(at, 0)])
-    assert [record.value for record in read_to_end(reader)] == [b"kept %d" % attempt for attempt in range(5)]
-    reader.close()
-
-
-def test_what_the_client_accepts_the_topic_accepts(log: KafkaLog, topic: str) -> None:
-    """The largest record that produce takes is committed; one byte more is refused before it is sent."""
-    wide = create(log, f"{topic}.wide", max_message_bytes=str(TOPIC_BYTES_MAX))
-    producer = opened(log, f"{topic}.id")
-    noise = os.urandom(PRODUCED_BYTES_MAX)  # compressed, it would say nothing about the limit
-    size, refused = PRODUCED_BYTES_MAX - 1_024, PRODUCED_BYTES_MAX
-    while refused - size > 1:
-        middle = (size + refused) // 2
-        try:
-            producer.produce(Outgoing(wide, 0, b"k", noise[:middle], (("h", b"v"),)))
-        except RecordTooLarge:
-            refused = middle
-        else:
-            size = middle
-            producer.abort(ASK_S)
-            producer.begin()
-    producer.produce(Outgoing(wide, 0, b"k", noise[:size], (("h", b"v"),)), track=True)
-    assert producer.commit(30)
-    producer.close()
-
-
-def test_committed_waits_for_the_transaction_that_may_move_it(log: KafkaLog, topic: str) -> None:
-    """Unavailable while the transaction is open; once it commits, the answer is its offset."""
-    at = TopicPartition(topic, 0)
-    consumer, member = joined(log, ConsumerSpec("c", group=f"{topic}.group"), topic)
-    producer = opened(log, f"{topic}.id")
-    producer.produce(Outgoing(topic, 0, None, b"x"))
-    producer.send_offsets([Position(at, 7)], member.metadata, ASK_S)
-    with pytest.raises(Unavailable):
-        consumer.committed([at], 1.0)
-    committing = threading.Thread(target=producer.commit, args=(ASK_S,))
-    committing.start()
-    assert consumer.committed([at], 30.0) == [CommittedOffset(at, 7)]
-    committing.join()
-    producer.close()
-    consumer.close()
 
 
 # ---- a broker that is away
