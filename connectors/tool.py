@@ -171,8 +171,7 @@ def tool(
         settle_s: how long the outside service may still work on what it received after an attempt is over.
         attempts_max: bound on attempts of a tool that is not non_idempotent.
         needs_approval: a person has to approve each call before it is made.
-        repeats_max: identical calls that fail or change nothing, before the next is answered with an error
-            instead of executed (0: never; for tools that poll).
+        repeats_max: the identical call, in vain, that is answered instead of made (0: none; it may poll).
         cosmetic: names of arguments that do not make a call another one, such as a display name.
 
     Raises:
