@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from wire_model import OVERLOADED, WireModel, stream
 
 from perdure import Agent, tool
 from perdure.schemas.events import ModelAttemptEnded, ModelResponded
 from perdure.schemas.values import Budget, Usage
 from perdure.testing import TestBed
+from tests.scenario.cases.wire_model import OVERLOADED, WireModel, stream
 
 RAN: Counter[str] = Counter()
 

@@ -6,7 +6,7 @@ import pytest
 
 from perdure import Agent, tool
 from perdure.schemas.values import Budget, Usage
-from perdure.testing import ScriptedModel, TestBed, calls, fails, use
+from perdure.testing import Asked, Failure, Reply, ScriptedModel, TestBed, calls, fails, use
 
 SPENT = Usage(input_tokens=1_000, output_tokens=100)
 BUDGET = Budget(input_tokens=8_000)
@@ -22,13 +22,12 @@ AGENT = Agent("looker", model="m", tools=[look])
 
 
 def bed_of(seed: int = 1, fail_every: int = 0) -> TestBed:
-    def answer(number: int) -> object:
-        if fail_every and number % fail_every == 0:
-            return fails("overloaded", usage=None if number % 2 else SPENT, after="half")
-        return calls(use("look", at=number), usage=SPENT)
+    def answer(asked: Asked) -> Reply | Failure:
+        if fail_every and asked.number % fail_every == 0:
+            return fails("overloaded", usage=None if asked.number % 2 else SPENT, after="half")
+        return calls(use("look", at=asked.number), usage=SPENT)
 
-    model = ScriptedModel(lambda asked: answer(asked.number))  # type: ignore[arg-type,return-value]
-    return TestBed(AGENT, model=model, seed=seed)
+    return TestBed(AGENT, model=ScriptedModel(answer), seed=seed)
 
 
 @pytest.mark.parametrize("crashed", [None, "orchestrator", "model-caller"])

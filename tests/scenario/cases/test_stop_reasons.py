@@ -37,8 +37,8 @@ def test_a_stop_without_an_answer_ends_the_run_with_its_reason(
     stop_reason: str, code: str, content: tuple[Any, ...]
 ) -> None:
     """It is not retried as if it could pass; no empty turn is stored; the run can be resumed."""
-    script = [says(*content, stop_reason=stop_reason), "done after all"]
-    with TestBed(AGENT, model=ScriptedModel(script)) as bed:
+    model = ScriptedModel([says(*content, stop_reason=stop_reason), "done after all"])
+    with TestBed(AGENT, model=model) as bed:
         run = bed.submit("go")
         bed.settle()
         assert (run.state, run.code) == ("failed", code)
