@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from perdure import Agent, tool
-from perdure.testing import ScriptedModel, TestBed, calls, fails, use
+from perdure.testing import Entry, ScriptedModel, TestBed, calls, fails, use
 
 OUTBOX: list[tuple[str, str]] = []
 
@@ -28,7 +28,7 @@ def send_message(customer_id: str, text: str) -> str:
 
 support = Agent("support", model="claude-sonnet-4-5", tools=[find_customer, send_message])
 
-SCRIPT = [
+SCRIPT: list[Entry] = [
     calls(use("find_customer", name="Ada")),
     fails("overloaded", after="I will"),  # the turn is asked again, after a while of virtual time
     calls(use("send_message", customer_id="c-1", text="Your parcel is here.")),

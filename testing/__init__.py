@@ -9,6 +9,7 @@ from perdure.testing.history import BrokenPromise
 from perdure.testing.run import TestRun
 from perdure.testing.script import (
     Asked,
+    Entry,
     Failure,
     Reply,
     ScriptedModel,
@@ -27,6 +28,7 @@ __all__ = [
     "Asked",
     "BrokenPromise",
     "Died",
+    "Entry",
     "Failure",
     "InvalidTranscript",
     "NotAtRest",

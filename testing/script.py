@@ -113,7 +113,8 @@ class Asked:
 
 
 Turn: TypeAlias = Reply | Failure | Silence | str
-Script: TypeAlias = "Sequence[Turn | Callable[[Asked], Turn]] | Callable[[Asked], Turn]"
+Entry: TypeAlias = Turn | Callable[[Asked], Turn]
+Script: TypeAlias = Sequence[Entry] | Callable[[Asked], Turn]
 
 
 def use(tool: str, call_id: str | None = None, /, **arguments: Any) -> Use:

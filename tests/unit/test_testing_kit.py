@@ -14,6 +14,7 @@ import pytest
 from perdure import Agent, Question, ReconcileAnswer, happened, reconciler, tool
 from perdure.testing import (
     Asked,
+    Entry,
     InvalidTranscript,
     NotAtRest,
     ScriptedModel,
@@ -127,7 +128,7 @@ async def wait(seconds: float) -> str:
 
 
 AGENT = Agent("looker", model="m", tools=[look, wait])
-SCRIPT = [calls(use("look", at="x"), use("wait", seconds=3600 / 100)), fails(after="ha"), "done"]
+SCRIPT: list[Entry] = [calls(use("look", at="x"), use("wait", seconds=3600 / 100)), fails(after="ha"), "done"]
 
 
 def history(seed: int) -> list[object]:

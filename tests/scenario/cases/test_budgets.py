@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from perdure import Agent, tool
 from perdure.schemas.values import Budget, Usage
-from perdure.testing import Asked, Failure, Reply, ScriptedModel, TestBed, calls, fails, use
+from perdure.testing import Asked, Failure, Reply, ScriptedModel, TestBed, TestRun, calls, fails, use
 
 SPENT = Usage(input_tokens=1_000, output_tokens=100)
 BUDGET = Budget(input_tokens=8_000)
@@ -59,6 +61,10 @@ def test_a_resume_elsewhere_continues_the_totals_and_does_not_reset_the_budget(
         assert run.usage.input_tokens == 1_000 * len(bed.model.asked)
 
 
+def has_asked(bed: TestBed, run: TestRun, count: int) -> bool:
+    return len(bed.model.asked) >= count or run.outcome is not None
+
+
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("crashed", ["model-caller", "orchestrator"])
 def test_a_budget_holds_through_failures_of_unknown_cost_and_kills_in_mid_stream(
@@ -68,7 +74,7 @@ def test_a_budget_holds_through_failures_of_unknown_cost_and_kills_in_mid_stream
     with bed_of(seed, fail_every=3) as bed:
         run = bed.submit("go", budget=BUDGET)
         for asked in (2, 4):
-            bed.until(lambda asked=asked: len(bed.model.asked) >= asked or run.outcome)
+            bed.until(partial(has_asked, bed, run, asked))
             bed.restart(crashed)
         bed.settle()
         assert (run.state, run.code) == ("failed", "budget_exceeded")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from perdure import Agent, ContentBlocks, ToolError, tool
+from perdure.schemas.commands import Decide, Signal, Submit
 from perdure.schemas.events import ToolCallRequested
-from perdure.testing import ScriptedModel, TestBed, calls, says, use
+from perdure.schemas.values import Verdict
+from perdure.testing import ScriptedModel, TestBed, TestRun, calls, says, use
 from perdure.testing.script import Use
 
 EMOJI = "\N{ROCKET}"
@@ -35,7 +39,14 @@ def echo(**arguments: str) -> object:
     return ANSWER[0]
 
 
+@tool(effect="non_idempotent")
+def post() -> str:
+    """Take effect, perhaps."""
+    raise ConnectionResetError
+
+
 AGENT = Agent("echoer", model="m", tools=[echo])
+DOUBTFUL = Agent("doubtful", model="m", tools=[post])
 
 
 def is_clean(text: str) -> bool:
@@ -91,3 +102,51 @@ def test_text_cut_in_the_middle_of_an_emoji_stays_text() -> None:
         content = run.results[0]["content"]
         assert content.startswith(EMOJI)
         assert is_clean(content)
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=ascii)
+def test_people_may_send_any_text(text: str) -> None:
+    """Input, signal, resume and a decision's result, escaped as JSON allows: all are stored clean."""
+    ANSWER[0] = RuntimeError("down")
+    escaped = json.dumps(text + "!").encode()
+    with TestBed(DOUBTFUL, model=ScriptedModel([calls(use("post")), "never", "done"])) as bed:
+        run = TestRun("run-1", bed.history, bed.client, bed.send)
+        run.send(Submit("doubtful", escaped))
+        bed.settle()
+        run.send(Signal("plain \0"))
+        bed.settle()
+        [question] = run.pending
+        run.send(Decide(question.call_id, Verdict.RAN, question.token, "somebody", result=escaped))
+        bed.until(lambda: len(bed.model.asked) == 2)
+        bed.settle()
+        assert run.state == "completed"
+        assert run.messages[0]["content"].endswith("!")
+        assert run.results[0]["content"].endswith("!")
+        assert is_clean(str(run.messages))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'""',
+        b'" \\n"',
+        b"[]",
+        b"[{}]",
+        b'[{"type":"text","text":" "}]',
+        b"7",
+        b"null",
+        b"{}",
+        b"\xff",
+        b"",
+        b'"a',
+    ],
+)
+def test_an_input_without_anything_in_it_is_refused_with_a_reason(raw: bytes) -> None:
+    """A submit that could only lead to a request which the provider refuses starts no run."""
+    with TestBed(AGENT, model=ScriptedModel([])) as bed:
+        run = TestRun("run-1", bed.history, bed.client, bed.send)
+        run.send(Submit("echoer", raw))
+        bed.settle()
+        assert run.state is None
+        [letter] = bed.dead_letters
+        assert letter.code == "invalid_input"
