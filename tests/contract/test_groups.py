@@ -146,6 +146,19 @@ def test_revoked_member_may_still_commit(world: World, protocol: GroupProtocol) 
 
 
 @pytest.mark.parametrize("protocol", list(GroupProtocol))
+def test_closing_member_may_still_commit(world: World, protocol: GroupProtocol) -> None:
+    """Also the on_revoke that runs while a member closes may commit, and that counts."""
+    topic = world.topic()
+    at = TopicPartition(topic, 0)
+    member, owner = sole(world, [topic], {at}, protocol=protocol)
+    statuses: list[CommitStatus] = []
+    owner.on_revoked = lambda consumer: statuses.append(consumer.commit([CommittedOffset(at, 7)]).status)
+    member.close()
+    assert statuses == [CommitStatus.ACKNOWLEDGED]
+    assert world.lone_committer().committed([at], TIMEOUT_S)[0].offset == 7
+
+
+@pytest.mark.parametrize("protocol", list(GroupProtocol))
 def test_killed_members_partitions_come_back_after_its_session(world: World, protocol: GroupProtocol) -> None:
     """What a killed process owned goes to the others once its session has run out."""
     topic = world.topic(partitions=4)
