@@ -4,6 +4,8 @@ PYTHON ?= python3
 PY := .venv/bin/python
 INSTALLED := .venv/.installed
 SUITES := $(wildcard tests/unit tests/contract tests/scenario tests/simulation tests/integration tests/acceptance)
+# Many tests wait for a broker, so a few more than there are cores keep them busy; each job has a broker of its own.
+JOBS ?= 3
 on = $(filter-out 0 no off false,$(1))
 
 .DEFAULT_GOAL := help
@@ -32,7 +34,7 @@ dev: setup ## a local broker, its topics and all roles, until Ctrl-C
 	@$(PY) -m perdure.console.main dev $(ARGS)
 
 test: setup ## all suites, with a real broker of their own; ARGS="-k word" narrows
-	$(PY) -m pytest $(SUITES) $(ARGS)
+	$(PY) -m pytest -n $(JOBS) --dist loadfile $(SUITES) $(ARGS)
 
 acceptance: setup ## kill -9 under load, counted from outside; RUNS=1000
 	RUNS=$(or $(RUNS),1000) $(PY) -m pytest tests/acceptance -s $(ARGS)

@@ -26,6 +26,7 @@ from perdure.topics.log import (
     ConsumerSpec,
     Eof,
     GroupMetadata,
+    GroupProtocol,
     Headers,
     Polled,
     Position,
@@ -35,6 +36,8 @@ from perdure.topics.log import (
 )
 
 OFFSET_METADATA_CHARS_MAX: Final = 4_095  # the broker's offset.metadata.max.bytes is 4,096
+LEAVE_POLL_S: Final = 0.05
+LEAVE_POLLS_MAX: Final = 200  # ten seconds
 
 T = TypeVar("T")
 
@@ -361,10 +364,26 @@ class KafkaConsumer:
             return
         self._broken = None  # told by poll; only what the listener raises while leaving is new
         try:
+            self._unsubscribe()
             self._client.close()
         finally:
             self._closed = True
         self._raise_broken()
+
+    def _unsubscribe(self) -> None:
+        """Give the partitions up before closing, where the client's own close may never return.
+
+        The close of a cooperative member can wait for ever for a revoke whose callback has committed;
+        outside of close the same callback is harmless. Bounded: what is not given up in time is left to
+        close.
+        """
+        if self._spec.group is None or self._spec.protocol is not GroupProtocol.COOPERATIVE:
+            return
+        self._client.unsubscribe()
+        for _ in range(LEAVE_POLLS_MAX):
+            if not self._client.assignment():
+                return
+            self._client.poll(LEAVE_POLL_S)
 
     def _open(self) -> None:
         if self._closed:
