@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from perdure import Agent, ContentBlocks, ToolContext, ToolError, tool
-from perdure.schemas.events import ToolCompleted
-from perdure.schemas.values import Budget
+from perdure.schemas.events import DecisionRecorded, ToolCompleted
+from perdure.schemas.values import Budget, Verdict
 from perdure.testing import Asked, Failure, Reply, ScriptedModel, TestBed, TestRun, calls, fails, says
 from perdure.testing.script import Use
 
@@ -143,10 +143,7 @@ def licensed_again(runs: list[TestRun]) -> set[str]:
     """Keys of calls that a person, and nobody else, let be made again."""
     found: set[str] = set()
     for run in runs:
-        said = {
-            body.call_id
-            for body in (event.body for event in run.events)
-            if getattr(body, "verdict", None) == "did_not_run"
-        }
+        decisions = run.bodies(DecisionRecorded)
+        said = {each.call_id for each in decisions if each.verdict is Verdict.DID_NOT_RUN}
         found |= {request.idempotency_key for request in run.tool_requests if request.call_id in said}
     return found
