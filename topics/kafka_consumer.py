@@ -377,8 +377,11 @@ class KafkaConsumer:
         outside of close the same callback is harmless. Bounded: what is not given up in time is left to
         close.
         """
-        if self._spec.group is None or self._spec.protocol is not GroupProtocol.COOPERATIVE:
+        spec = self._spec
+        if spec.group is None or spec.protocol is not GroupProtocol.COOPERATIVE:
             return
+        if spec.instance_id is not None:
+            return  # a static member keeps its partitions beyond its end
         self._client.unsubscribe()
         for _ in range(LEAVE_POLLS_MAX):
             if not self._client.assignment():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,53 +11,16 @@ from perdure.topics.log import (
     CommitStatus,
     CommittedOffset,
     Consumer,
-    ConsumerSpec,
     GroupProtocol,
     Outgoing,
     Position,
     TopicPartition,
 )
+from tests.contract.members import partitions, sole, spec, told
 from tests.contract.world import TIMEOUT_S, Owner, World, records_of
 
 RANGE, COOPERATIVE, CONSUMER = GroupProtocol.RANGE, GroupProtocol.COOPERATIVE, GroupProtocol.CONSUMER
 INCREMENTAL = [COOPERATIVE, CONSUMER]
-
-
-def spec(
-    world: World,
-    client: str,
-    protocol: GroupProtocol = RANGE,
-    instance: str | None = None,
-) -> ConsumerSpec:
-    return ConsumerSpec(
-        world.name(client),
-        group=world.name("group"),
-        protocol=protocol,
-        instance_id=instance,
-        heartbeat_interval_ms=200,
-        session_timeout_ms=6_000,
-    )
-
-
-def partitions(topic: str, count: int) -> set[TopicPartition]:
-    return {TopicPartition(topic, p) for p in range(count)}
-
-
-def told(owner: Owner) -> list[tuple[str, tuple[TopicPartition, ...]]]:
-    """The callbacks that carried partitions; the incremental protocols also make empty ones."""
-    return [(kind, which) for kind, which in owner.heard if which]
-
-
-def sole(
-    world: World, topics: Sequence[str], wanted: set[TopicPartition], **more: object
-) -> tuple[Consumer, Owner]:
-    """A group of one that has got its partitions."""
-    protocol = more.get("protocol", RANGE)
-    assert isinstance(protocol, GroupProtocol)
-    owner = Owner(protocol)
-    member = world.member(owner, topics, spec(world, "first", protocol))
-    world.poll_all([member], lambda: owner.owned == wanted)
-    return member, owner
 
 
 @pytest.mark.parametrize("protocol", list(GroupProtocol))
@@ -348,105 +310,6 @@ def test_range_assigns_each_topic_by_itself(world: World) -> None:
     second = world.member(other, [large], spec(world, "second", instance="b"))
     world.poll_all([first, second], lambda: len(one.owned) == 2 and len(other.owned) == 1)
     assert one.owned == {TopicPartition(small, 0), TopicPartition(large, 0)}
-
-
-@pytest.mark.parametrize("protocol", list(GroupProtocol))
-def test_static_member_that_restarts_keeps_its_partitions(world: World, protocol: GroupProtocol) -> None:
-    """A process that comes back under its instance id gets its partitions again, and only it hears of it."""
-    topic = world.topic(partitions=2)
-    one, other = Owner(protocol), Owner(protocol)
-    first = world.member(one, [topic], spec(world, "first", protocol, "a"))
-    second = world.member(other, [topic], spec(world, "second", protocol, "b"))
-    world.poll_all([first, second], lambda: len(one.owned) == 1 and len(other.owned) == 1)
-    world.poll_all([first, second], lambda: len(told(other)) > 0)
-    owned, generation, heard = set(one.owned), first.group_metadata().generation, told(other)
-    first.close()
-    again = Owner(protocol)
-    restarted = world.member(again, [topic], spec(world, "first", protocol, "a"))
-    world.poll_all([restarted, second], lambda: again.owned == owned)
-    assert again.member.generation == generation
-    assert again.member.member_id != one.member.member_id
-    assert told(other) == heard
-
-
-def test_second_process_under_an_instance_id_fences_the_first(world: World) -> None:
-    """The older process is Fenced at every poll, without a callback, and its commits store nothing."""
-    topic = world.topic()
-    at = TopicPartition(topic, 0)
-    one, other = Owner(), Owner()
-    first = world.member(one, [topic], spec(world, "first", instance="a"))
-    world.poll_all([first], lambda: one.owned == {at})
-    second = world.member(other, [topic], spec(world, "second", instance="a"))
-    world.poll_all([second], lambda: other.owned == {at})
-    outcome = first.commit([CommittedOffset(at, 4)])
-    assert (outcome.status, outcome.reason) == (CommitStatus.UNKNOWN, "FENCED_INSTANCE_ID")
-
-    def fenced() -> bool:
-        try:
-            first.poll(1, 0.1)
-        except Fenced:
-            return True
-        return False
-
-    world.until(fenced)
-    assert fenced()
-    first.close()
-    assert [kind for kind, _ in one.heard] == ["assign"]
-    assert second.committed([at], TIMEOUT_S)[0].offset is None
-
-
-def test_new_style_instance_id_is_not_taken_over_while_its_process_lives(world: World) -> None:
-    """With KIP-848 it is the SECOND process under an instance id that is Fenced; the first goes on."""
-    topic = world.topic()
-    at = TopicPartition(topic, 0)
-    one, other = Owner(CONSUMER), Owner(CONSUMER)
-    first = world.member(one, [topic], spec(world, "first", CONSUMER, "a"))
-    world.poll_all([first], lambda: one.owned == {at})
-    second = world.member(other, [topic], spec(world, "second", CONSUMER, "a"))
-
-    def fenced() -> bool:
-        try:
-            second.poll(1, 0.1)
-        except Fenced:
-            return True
-        return False
-
-    world.until(fenced)
-    assert other.heard == []
-    assert first.commit([CommittedOffset(at, 4)]).status is CommitStatus.ACKNOWLEDGED
-
-
-def test_transaction_of_a_fenced_instance_is_fenced(world: World) -> None:
-    """The metadata of a process whose instance id was taken over does not commit offsets."""
-    topic = world.topic()
-    at = TopicPartition(topic, 0)
-    one, other = Owner(), Owner()
-    first = world.member(one, [topic], spec(world, "first", instance="a"))
-    world.poll_all([first], lambda: one.owned == {at})
-    second = world.member(other, [topic], spec(world, "second", instance="a"))
-    world.poll_all([second], lambda: other.owned == {at})
-    producer = world.transactional()
-    producer.begin()
-    with pytest.raises(Fenced):
-        producer.send_offsets([Position(at, 1)], one.member, TIMEOUT_S)
-
-
-def test_member_that_polls_too_rarely_is_out(world: World) -> None:
-    """A live process that does not poll in time leaves the group, and its commit is REFUSED."""
-    topic = world.topic()
-    at = TopicPartition(topic, 0)
-    owner, other = Owner(), Owner()
-    rare = replace(spec(world, "rare"), max_poll_interval_ms=6_000)
-    member = world.member(owner, [topic], rare)
-    world.poll_all([member], lambda: owner.owned == {at})
-    second = world.member(other, [topic], spec(world, "second"))
-    world.poll_all([second], lambda: other.owned == {at})
-    assert not member.group_metadata().is_member
-    outcome = member.commit([CommittedOffset(at, 4)])
-    assert (outcome.status, outcome.reason) == (CommitStatus.REFUSED, "UNKNOWN_MEMBER_ID")
-    world.poll_all([member, second], lambda: owner.member.generation > 1 and len(owner.heard) > 2)
-    # The rebalance that the second member asked for was on its way to the first when that one left.
-    assert owner.heard[1] == ("revoke", (at,))
 
 
 @pytest.mark.parametrize("length", [0, 1, 4_095])
