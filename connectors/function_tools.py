@@ -20,6 +20,7 @@ from perdure.connectors.reconciler import Question, ReconcileAnswer, Reconciler
 from perdure.connectors.threads import THREADS_MAX_DEFAULT, Threads
 from perdure.connectors.tool import NotExecuted, Tool, ToolContext, ToolError
 from perdure.connectors.tool_content import NoContent, completed, content_of, shown
+from perdure.connectors.tool_failures import ToolFailure, Unavailable
 from perdure.processors.abort import Aborted, AbortSignal
 from perdure.processors.clock import Clock, SystemClock
 from perdure.processors.ports import DefinitionSource, ToolAnswer, ToolInvocation
@@ -293,12 +294,14 @@ def _uncarriable(error: BaseException) -> RuntimeError:
     return RuntimeError(f"the tool raised {type(error).__name__}: {error}")
 
 
-def _ended(running: asyncio.Future[Any]) -> _Returned | Failed:
+def _ended(running: asyncio.Future[Any]) -> _Returned | Failed | Declined:
     if running.cancelled():
         return Failed(FailureKind.EXCEPTION, "The tool cancelled itself.")
     error = running.exception()
     if error is None:
         return _Returned(running.result())
+    if isinstance(error, Unavailable):
+        return Declined(DeclineReason.UNAVAILABLE, shown(error))
     kind = _kind_of(error)
     if kind is not FailureKind.NOT_EXECUTED:
         _log.warning("a tool raised", exc_info=error, extra={"action": "tool_raised"})
@@ -311,6 +314,8 @@ def _kind_of(error: BaseException) -> FailureKind:
             return FailureKind.NOT_EXECUTED
         case Aborted():
             return FailureKind.ABORTED
+        case ToolFailure():
+            return error.kind
         case HTTPError():
             return FailureKind.EXCEPTION
         case ConnectionError() | TimeoutError() | socket.gaierror() | URLError():
