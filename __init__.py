@@ -34,8 +34,10 @@ __all__ = [
     "__version__",
     "did_not_happen",
     "happened",
+    "http_tool",
     "load_settings",
     "reconciler",
+    "subprocess_tool",
     "tool",
     "unknown",
 ]
@@ -43,6 +45,7 @@ __all__ = [
 if TYPE_CHECKING:
     from perdure.connectors.agent import Agent, App
     from perdure.connectors.client import Client
+    from perdure.connectors.http_tools import http_tool
     from perdure.connectors.reconciler import (
         Question,
         ReconcileAnswer,
@@ -52,6 +55,7 @@ if TYPE_CHECKING:
         unknown,
     )
     from perdure.connectors.settings import Settings, load_settings
+    from perdure.connectors.subprocess_tools import subprocess_tool
     from perdure.connectors.tool import ContentBlocks, NotExecuted, ToolContext, ToolError, tool
     from perdure.schemas.errors import PerdureError
     from perdure.schemas.events import Event
@@ -78,8 +82,10 @@ _HOME = {
     "Verdict": "schemas.values",
     "did_not_happen": "connectors.reconciler",
     "happened": "connectors.reconciler",
+    "http_tool": "connectors.http_tools",
     "load_settings": "connectors.settings",
     "reconciler": "connectors.reconciler",
+    "subprocess_tool": "connectors.subprocess_tools",
     "tool": "connectors.tool",
     "unknown": "connectors.reconciler",
 }
