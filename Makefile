@@ -28,7 +28,7 @@ $(INSTALLED): requirements/dev.txt pyproject.toml
 	@touch $@
 
 demo: setup ## a run survives a crash in the worst place; CRASH=<point>, NAIVE=1, LIVE=1
-	@$(PY) -m perdure.console.demo $(if $(CRASH),--crash $(CRASH)) $(if $(call on,$(NAIVE)),--naive) $(if $(call on,$(LIVE)),--live)
+	@$(PY) -m perdure.console.demo $(if $(CRASH),--crash $(CRASH)) $(if $(call on,$(NAIVE)),--naive) $(if $(call on,$(LIVE)),--live) $(ARGS)
 
 dev: setup ## a local broker, its topics and all roles, until Ctrl-C
 	@$(PY) -m perdure.console.main dev $(ARGS)

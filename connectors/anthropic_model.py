@@ -25,8 +25,10 @@ from anthropic import (
     AsyncStream,
     Timeout,
 )
+from msgspec.structs import replace
 
 from perdure.connectors.anthropic_stream import ProviderError, StreamedReply, provider_error, scrub
+from perdure.connectors.prices import SnapshotPrices
 from perdure.processors.abort import AbortSignal
 from perdure.processors.ports import ModelInvocation, OnDelta
 from perdure.schemas.definition import AgentDefinition
@@ -77,9 +79,17 @@ class AnthropicModel:
     cache breakpoints on the last tool, the system prompt and the last block of the last message.
     """
 
-    def __init__(self, api_key: str, base_url: str | None = None, *, is_caching: bool = True) -> None:
+    def __init__(
+        self,
+        api_key: str,
+        base_url: str | None = None,
+        *,
+        is_caching: bool = True,
+        prices: SnapshotPrices | None = None,
+    ) -> None:
         self._client = AsyncAnthropic(api_key=api_key, base_url=base_url, max_retries=0)
         self._is_caching = is_caching
+        self._prices = prices or SnapshotPrices()
 
     async def close(self) -> None:
         await self._client.close()
@@ -93,6 +103,16 @@ class AnthropicModel:
         malformed_stream. Permanent: invalid_request, authentication, billing, permission, not_found,
         request_too_large, unknown_content, invalid_parameters, aborted.
         """
+        answered = await self._invoke(call, abort, on_delta)
+        usage = answered.usage
+        if usage is None or usage == Usage():
+            return answered
+        cost = self._prices.cost_nano_usd(call.definition.model, usage)
+        return replace(answered, usage=replace(usage, cost_nano_usd=cost))
+
+    async def _invoke(
+        self, call: ModelInvocation, abort: AbortSignal, on_delta: OnDelta
+    ) -> ModelReplied | ModelFailed:
         refused = OWN_PARAMETERS & call.definition.parameters.keys()
         if refused:
             told = f"parameters may not set {', '.join(sorted(refused))}"

@@ -10,6 +10,7 @@ from typing import Final
 from perdure.connectors.agent import App
 from perdure.connectors.function_tools import FunctionTools
 from perdure.connectors.known_definitions import KnownDefinitions
+from perdure.connectors.prices import SnapshotPrices
 from perdure.connectors.settings import Settings
 from perdure.console.slots import Slot
 from perdure.processors.clock import Clock, Entropy
@@ -136,6 +137,7 @@ def _run_orchestrator(means: Means, slot: Slot) -> int:
                 namespace=names, slot=slot.name, partitions=means.partitions, token_key=means.token_key
             ),
             watchdog,
+            SnapshotPrices(),
         )
         run_forever(orchestrator, means.stopping.drain.is_set)
     finally:

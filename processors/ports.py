@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeAlias
 
 from perdure.processors.abort import AbortSignal
+from perdure.processors.machine.budget import Price
 from perdure.schemas.definition import AgentDefinition
 from perdure.schemas.results import Completed, Declined, Failed, ModelFailed, ModelReplied, Reconciled
 from perdure.schemas.values import Effect, Purpose, Struct
@@ -72,6 +73,21 @@ class ToolPort(Protocol):
     def knows(self, definition: str, tool: str) -> bool: ...
 
     async def call(self, call: ToolInvocation, abort: AbortSignal) -> ToolAnswer: ...
+
+
+class Prices(Protocol):
+    """What models cost."""
+
+    def price(self, model: str) -> Price | None:
+        """Prices of one token of each kind, the dearest that may apply; None: not known."""
+        ...
+
+
+class NoPrices:
+    """No model's price is known: budgets in money are refused."""
+
+    def price(self, model: str) -> Price | None:  # noqa: ARG002 - the port's name
+        return None
 
 
 class DefinitionSource(Protocol):

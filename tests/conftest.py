@@ -8,8 +8,9 @@ import re
 import signal
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -70,6 +71,26 @@ def _command_line(pid: str) -> str:
         return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()
     except OSError:  # it has just ended
         return ""
+
+
+def _encodable(value: object) -> object:
+    """A report without lone surrogates: what one test process tells the other goes through UTF-8."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {
+            _encodable(key): _encodable(each) for key, each in cast("dict[object, object]", value).items()
+        }
+    if isinstance(value, list | tuple):
+        parts = [_encodable(each) for each in cast("Sequence[object]", value)]
+        return tuple(parts) if isinstance(value, tuple) else parts
+    return value
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, object, object]:
+    """Tests of broken texts log them, too."""
+    return _encodable((yield))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -117,6 +117,10 @@ def _submit_fault(draft: Draft, given: CommandInput, body: cmd.Submit) -> tuple[
         return "deadline_passed", "the run's deadline has passed"
     if body.max_turns is not None and body.max_turns < 1:
         return "invalid_max_turns", "max_turns is less than 1"
+    definition = draft.context.definition
+    budget = narrowed(definition.budget if definition else None, body.budget)
+    if definition and draft.context.price is None and budget and budget.cost_nano_usd is not None:
+        return "price_unknown", f"a budget in money needs the price of {definition.model}, which is not known"
     return None
 
 

@@ -37,6 +37,7 @@ from perdure.processors.orchestrator.lookup import Lookup
 from perdure.processors.orchestrator.outgoing import Writer
 from perdure.processors.orchestrator.owned import Owned, anchor_digest
 from perdure.processors.orchestrator.settings import OrchestratorSettings
+from perdure.processors.ports import Prices
 from perdure.processors.store_fold import fold_event, timer_key
 from perdure.processors.store_overlay import Overlay
 from perdure.processors.store_rows import (
@@ -69,6 +70,7 @@ class Means:
     settings: OrchestratorSettings
     definitions: Definitions
     entropy: Entropy
+    prices: Prices
 
 
 @dataclass(slots=True)
@@ -230,6 +232,7 @@ class Batch:
             may_start=self._has_slot(part),
             settings=self._means.settings.machine,
             token_key=self._means.settings.token_key,
+            price=None if definition is None else self._means.prices.price(definition.model),
         )
 
     # ---- slots

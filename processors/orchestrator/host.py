@@ -18,6 +18,7 @@ from perdure.processors.orchestrator.pace import Pace
 from perdure.processors.orchestrator.processing import NOT_COMMITTED, Processing
 from perdure.processors.orchestrator.retention import delete_consumed
 from perdure.processors.orchestrator.settings import OrchestratorSettings
+from perdure.processors.ports import NoPrices, Prices
 from perdure.processors.store import StoreBroken, StoreFactory
 from perdure.processors.watchdog import NoWatchdog, Watchdog
 from perdure.schemas.errors import PerdureError, Retry, Stop
@@ -55,6 +56,7 @@ class Orchestrator:
         definitions: Definitions,
         settings: OrchestratorSettings,
         watchdog: Watchdog | None = None,
+        prices: Prices | None = None,
     ) -> None:
         self._log = log
         self._stores = stores
@@ -62,7 +64,7 @@ class Orchestrator:
         self._definitions = definitions
         self._settings = settings
         self._watchdog = watchdog if watchdog is not None else NoWatchdog()
-        self._means = Means(settings, definitions, entropy)
+        self._means = Means(settings, definitions, entropy, prices or NoPrices())
         self._consumer: Consumer | None = None
         self._processing: Processing | None = None
         self._pace = Pace(clock, settings)

@@ -83,10 +83,15 @@ def test_money_is_reserved_at_the_dearest_price(start: Callable[..., Any]) -> No
     within(driver)
 
 
-def test_money_without_a_known_price_is_refused(make_driver: Callable[..., Any]) -> None:
-    """A budget in money needs a price."""
+def test_money_without_a_known_price_is_refused_at_submit(make_driver: Callable[..., Any]) -> None:
+    """A budget in money needs a price; a run whose agent was not known yet fails instead."""
     driver = make_driver()
     driver.submit(budget=Budget(cost_nano_usd=1))
+    assert driver.last.outputs[0].code == "price_unknown"
+    known, driver.definition = driver.definition, None
+    driver.submit(budget=Budget(cost_nano_usd=1))
+    driver.definition = known
+    driver.timer()
     assert driver.run.closed.code == "budget_exceeded"
     assert "price" in driver.run.closed.message
 
