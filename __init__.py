@@ -20,6 +20,7 @@ __all__ = [
     "ContentBlocks",
     "Effect",
     "Event",
+    "McpServer",
     "NotExecuted",
     "Outcome",
     "PerdureError",
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from perdure.connectors.agent import Agent, App
     from perdure.connectors.client import Client
     from perdure.connectors.http_tools import http_tool
+    from perdure.connectors.mcp_tools import McpServer
     from perdure.connectors.reconciler import (
         Question,
         ReconcileAnswer,
@@ -69,6 +71,7 @@ _HOME = {
     "ContentBlocks": "connectors.tool",
     "Effect": "schemas.values",
     "Event": "schemas.events",
+    "McpServer": "connectors.mcp_tools",
     "NotExecuted": "connectors.tool",
     "Outcome": "schemas.outputs",
     "PerdureError": "schemas.errors",
