@@ -14,9 +14,22 @@ from perdure.schemas.events import DecisionRecorded, ToolCompleted
 from perdure.schemas.values import Budget, Verdict
 from perdure.testing import Asked, Failure, Reply, ScriptedModel, TestBed, TestRun, calls, fails, says
 from perdure.testing.script import Use
+from perdure.topics.model_faults import Api, Fate
 
 ROLES = ("orchestrator", "model-caller", "tool-executor")
 RUNS = 4
+HOUR_S = 3_600
+REQUESTS = (
+    (Api.END_TXN, "orchestrator.0"),
+    (Api.TXN_OFFSETS, "orchestrator.0"),
+    (Api.INIT, "orchestrator.0"),
+    (Api.PRODUCE, "tool-executor.0.results"),
+    (Api.PRODUCE, "model-caller.0.results"),
+    (Api.OFFSET_COMMIT, "tool-executor.0.requests"),
+    (Api.OFFSET_COMMIT, "model-caller.0.requests"),
+    (Api.OFFSET_FETCH, "tool-executor.0.requests"),
+)
+"""Requests to the broker that may be lost, held, unanswered or sent twice."""
 DISTURBANCES = 25
 
 
@@ -85,7 +98,14 @@ class Life:
     def disturb(self, runs: list[TestRun]) -> None:
         run = self.random.choice(runs)
         role = self.random.choice(ROLES)
-        match self.random.randrange(8):
+        match self.random.randrange(11):
+            case 8:
+                self.pause(role)
+            case 9:
+                self.bed.add(role)
+            case 10:
+                api, who = self.random.choice(REQUESTS)
+                self.bed.cluster.faults.inject(api, f"testbed.{who}", self.random.choice([*Fate]))
             case 0 | 1:
                 self.bed.restart(role, keeps_disk=self.random.random() < 0.5)
             case 2:
@@ -100,18 +120,29 @@ class Life:
                 self.decide(run)
         self.bed.advance(self.random.choice([0.05, 0.5, 3, 30]))
 
+    def pause(self, role: str) -> None:
+        """SIGSTOP for a moment, or for longer than the group waits."""
+        stopped = [worker for worker in self.bed.workers if worker.role.value == role and worker.is_alive]
+        for worker in stopped:
+            worker.pause()
+        self.bed.advance(self.random.choice([0.5, 8, 20]))
+        for worker in stopped:
+            if worker.is_alive:
+                worker.go_on()
+
     def decide(self, run: TestRun) -> None:
         for question in run.pending:
             verdict = self.random.choice(question.verdicts)
             run.decide(question.call_id, verdict, result="decided")
 
     def heal(self, runs: list[TestRun]) -> None:
+        self.bed.cluster.faults.release()
         for role in ROLES:
             self.bed.restart(role)
         for _ in range(40):
-            self.bed.settle()
+            self.bed.settle(limit_s=2 * HOUR_S)  # the last resort is a request's own deadline, an hour off
             for role in ROLES:  # a tool may have taken its worker with it
-                if not any(worker.role.value == role for worker in self.bed.workers):
+                if not any(worker.role.value == role and worker.is_alive for worker in self.bed.workers):
                     self.bed.add(role)
             waiting = [run for run in runs if run.pending]
             if not waiting and all(run.outcome is not None for run in runs):
