@@ -77,6 +77,10 @@ class Faults:
         """Let the next ``count`` requests of ``who`` (a client id or transactional id) meet ``fate``."""
         self._fates.setdefault((api, who), deque()).extend([fate] * count)
 
+    def clear(self) -> None:
+        """Disarm what was injected and has met no request yet. What is held stays held until released."""
+        self._fates.clear()
+
     def meet(self, api: Api, who: str) -> Fate | None:
         """Take the fate of the request that is being sent now."""
         waiting = self._fates.get((api, who))

@@ -18,7 +18,6 @@ from perdure.topics.model_faults import Api, Fate
 
 ROLES = ("orchestrator", "model-caller", "tool-executor")
 RUNS = 4
-HOUR_S = 3_600
 REQUESTS = (
     (Api.END_TXN, "orchestrator.0"),
     (Api.TXN_OFFSETS, "orchestrator.0"),
@@ -136,11 +135,12 @@ class Life:
             run.decide(question.call_id, verdict, result="decided")
 
     def heal(self, runs: list[TestRun]) -> None:
+        self.bed.cluster.faults.clear()
         self.bed.cluster.faults.release()
         for role in ROLES:
             self.bed.restart(role)
         for _ in range(40):
-            self.bed.settle(limit_s=2 * HOUR_S)  # the last resort is a request's own deadline, an hour off
+            self.bed.settle()
             for role in ROLES:  # a tool may have taken its worker with it
                 if not any(worker.role.value == role and worker.is_alive for worker in self.bed.workers):
                     self.bed.add(role)
