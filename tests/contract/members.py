@@ -51,3 +51,9 @@ def sole(
     member = world.member(owner, topics, spec(world, "first", protocol))
     world.poll_all([member], lambda: owner.owned == wanted)
     return member, owner
+
+
+def same_generation(first: Consumer, second: Consumer) -> int:
+    """The generation of two members, once the rebalance that brought them together is over; else 0."""
+    one, other = first.group_metadata().generation, second.group_metadata().generation
+    return one if one == other else 0

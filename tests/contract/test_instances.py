@@ -14,7 +14,7 @@ from perdure.topics.log import (
     Position,
     TopicPartition,
 )
-from tests.contract.members import spec, told
+from tests.contract.members import same_generation, spec, told
 from tests.contract.world import TIMEOUT_S, Owner, World
 
 RANGE, COOPERATIVE, CONSUMER = GroupProtocol.RANGE, GroupProtocol.COOPERATIVE, GroupProtocol.CONSUMER
@@ -29,8 +29,8 @@ def test_static_member_that_restarts_keeps_its_partitions(world: World, protocol
     first = world.member(one, [topic], spec(world, "first", protocol, "a"))
     second = world.member(other, [topic], spec(world, "second", protocol, "b"))
     world.poll_all([first, second], lambda: len(one.owned) == 1 and len(other.owned) == 1)
-    world.poll_all([first, second], lambda: len(told(other)) > 0)
-    owned, generation, heard = set(one.owned), first.group_metadata().generation, told(other)
+    generation = world.poll_all([first, second], lambda: same_generation(first, second))
+    owned, heard = set(one.owned), told(other)
     first.close()
     again = Owner(protocol)
     restarted = world.member(again, [topic], spec(world, "first", protocol, "a"))
