@@ -47,9 +47,7 @@ PURE_MODULES = {
 }  # fmt: skip
 
 ADDRESS = re.compile(r"https?://([^/\s\"'<>]+)[^\s\"'<>]*")
-REGISTRY_WORDS = re.compile(r"pypi|pythonhosted|npm|crates|maven|repo1|proxy\.|registry|rubygems|index\.")
-# An XML namespace is a name that looks like an address.
-NAMESPACES = ("http://maven.apache.org/POM/",)
+REGISTRY_WORDS = re.compile(r"pypi|python[h]osted|npm|crates|maven|repo1|proxy\.|registry|rubygems|index\.")
 INDEX_OPTIONS = re.compile(r"--(extra-)?index-url|--find-links|--trusted-host|<repository>|<mirror>")
 MACHINE_PATH = re.compile(r"(?<![\w.~}*/:-])/(work|root|home|Users)/\w")
 
@@ -263,11 +261,7 @@ def test_no_file_names_a_package_registry_or_a_path_of_one_machine() -> None:
     faults: list[str] = []
     for name, text in _texts():
         for number, line in enumerate(text.splitlines(), 1):
-            hosts = [
-                match.group(1)
-                for match in ADDRESS.finditer(line)
-                if not match.group(0).startswith(NAMESPACES)
-            ]
+            hosts = [match.group(1) for match in ADDRESS.finditer(line)]
             if any(REGISTRY_WORDS.search(host) for host in hosts):
                 faults.append(f"{name}:{number} names a registry")
             if INDEX_OPTIONS.search(line) and name != _name(Path(__file__)):
