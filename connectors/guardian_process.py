@@ -115,8 +115,8 @@ def _become(command: list[str], guardian: int) -> None:
     if os.getppid() != guardian:
         os._exit(127)
     for number in (
-        signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGALRM, signal.SIGPIPE,
-        signal.SIGXFSZ,
+        signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGCHLD, signal.SIGALRM,
+        signal.SIGPIPE, signal.SIGXFSZ,
     ):  # fmt: skip
         signal.signal(number, signal.SIG_DFL)
     os.execvp(command[0], command)  # noqa: S606 - no shell is wanted

@@ -37,6 +37,8 @@ BROKER_LOOK_S: Final = 2.0
 WATCH_S: Final = 0.25
 CHECK_S: Final = 30.0
 """How often the topic is looked at: is it still the same, and is everything of it here."""
+MISSING_S: Final = 60.0
+"""A topic that is made anew is away for a moment: a process started meanwhile would find none and end."""
 RECOVERY_STILL_S: Final = 60.0
 """Recovery that moves nothing for so long is begun anew: what it waited for is no longer in the log."""
 STOP_TIMEOUT_S: Final = 10.0
@@ -90,6 +92,7 @@ class ViewHost:
         self._store: StatusStore | None = None
         self._caught_up_ms: int | None = None
         self._is_checked = False
+        self._missing_s: float | None = None
         self._failure: ViewFailed | None = None
 
     @property
@@ -230,10 +233,15 @@ class ViewHost:
         try:
             found, marks, ends = await asyncio.to_thread(self._look)
         except TopicMissing as missing:
-            raise ViewFailed("The topic is gone.") from missing
+            now_s = self._clock.boot_s()
+            self._missing_s = now_s if self._missing_s is None else self._missing_s
+            if now_s - self._missing_s > MISSING_S:
+                raise ViewFailed("The topic is gone.") from missing
+            return None
         except Retry as error:
             _log.info("the topic was not looked at: %s", error, extra={"action": "view_check_failed"})
             return None
+        self._missing_s = None
         if found.topic_id != self._source.topic_id or found.partitions != self._source.partitions:
             raise ViewFailed("The topic was made anew.")
         for partition, offset in store.applied.items():

@@ -45,6 +45,8 @@ class Demo:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
+            # A test run in the background hands an ignored SIGINT down; a terminal does not.
+            preexec_fn=_take_sigint,  # noqa: PLW1509 - this process has one thread that forks
         )
 
     def play(self, *options: str) -> tuple[int, dict[str, Any], str]:
@@ -97,6 +99,10 @@ def demo(kafka: str, tmp_path: Path) -> Iterator[Demo]:
     yield found
     for pid in found.processes():
         os.kill(pid, signal.SIGKILL)
+
+
+def _take_sigint() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _said_until(process: subprocess.Popen[str], word: str) -> str:

@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -81,8 +82,12 @@ class ScriptedModel:
         finally:
             connection.close()
 
-    def logged(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.log.read_text().splitlines()]
+    def logged(self, count: int = 0) -> list[dict[str, Any]]:
+        """The log's lines, once there are ``count``: a request's line is written after its answer."""
+        give_up_s = time.monotonic() + WAIT_S
+        while len(lines := self.log.read_text().splitlines()) < count and time.monotonic() < give_up_s:
+            time.sleep(0.005)
+        return [json.loads(line) for line in lines]
 
     def end(self, how: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(how)
@@ -162,7 +167,7 @@ def test_the_step_is_chosen_by_the_request_alone(start: Callable[..., ScriptedMo
     assert json.loads(model.ask([USER])[2]) == first
     other = json.loads(model.ask([{"role": "user", "content": "another run"}])[2])
     assert other["content"][2]["id"] not in ids
-    assert [line["turn"] for line in model.logged()] == [0, 1, 0, 0]
+    assert [line["turn"] for line in model.logged(4)] == [0, 1, 0, 0]
 
 
 def test_a_request_beyond_the_script_is_refused(start: Callable[..., ScriptedModel]) -> None:
@@ -227,7 +232,7 @@ def test_a_transcript_that_the_service_refuses_is_refused(
     assert (status, answered["type"], answered["error"]["type"]) == (400, "error", "invalid_request_error")
     assert fault in answered["error"]["message"]
     assert answered["request_id"].startswith("req_")
-    assert [(line["turn"], line["status"], line["completed"]) for line in model.logged()] == [
+    assert [(line["turn"], line["status"], line["completed"]) for line in model.logged(1)] == [
         (None, 400, False)
     ]
 
@@ -288,7 +293,7 @@ def test_status_faults_come_in_order_and_end(start: Callable[..., ScriptedModel]
         "overloaded_error",
         "overloaded_error",
     ]
-    assert [line["fault"] for line in model.logged()] == ["status", "status", "status", None]
+    assert [line["fault"] for line in model.logged(4)] == ["status", "status", "status", None]
 
 
 def test_an_error_event_ends_the_stream_in_its_middle(start: Callable[..., ScriptedModel]) -> None:
@@ -299,7 +304,7 @@ def test_an_error_event_ends_the_stream_in_its_middle(start: Callable[..., Scrip
     assert (status, got[-1][0], got[-1][1]["error"]["type"]) == (200, "error", "overloaded_error")
     assert got[0][0] == "message_start"
     assert "message_stop" not in [name for name, _ in got]
-    assert [line["completed"] for line in model.logged()] == [False]
+    assert [line["completed"] for line in model.logged(1)] == [False]
 
 
 def test_a_cut_stream_ends_after_the_given_bytes(start: Callable[..., ScriptedModel]) -> None:
@@ -340,7 +345,7 @@ def test_a_hold_in_mid_stream_has_sent_half_and_is_logged_as_not_completed_when_
     connection.close()
     assert model.ask([USER], stream=True)[2].endswith(b'{"type":"message_stop"}\n\n')
     assert model.end() == 0
-    assert sorted(line["completed"] for line in model.logged()) == [False, True]
+    assert sorted(line["completed"] for line in model.logged(2)) == [False, True]
 
 
 def test_a_held_stream_goes_on_when_its_marker_is_removed(
