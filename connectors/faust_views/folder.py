@@ -13,7 +13,7 @@ stay for ``delete.retention.ms``; rows that were up to date less than half of th
 
 The name of the consumer group goes with the folder. Two views share no group, whichever machines they are on,
 and one that was killed comes back as the same member without waiting for its session to end. A folder that
-was copied to another host gets another name there.
+was copied to another host gets another name there, and so does one whose topic was made anew.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import shutil
 import socket
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Self, TypeGuard, cast
 
 from perdure.processors.clock import Clock, Entropy, new_id
 from perdure.schemas.errors import Stop
@@ -107,7 +107,7 @@ class ViewFolder:
                 (self.folder / "view.json").unlink(missing_ok=True)
                 if self.rows.exists():
                     shutil.rmtree(self.rows)
-                view_id = found.view_id if found is not None and found.host == host else new_id(entropy)
+                view_id = found.view_id if _keeps_name(found, source, host) else new_id(entropy)
                 self._write(
                     Marker(FORMAT, view_id, host, source.topic, source.topic_id, source.partitions, now_ms)
                 )
@@ -174,6 +174,19 @@ def take_view_folder(state_dir: Path, namespace: str) -> ViewFolder:
             continue
         return ViewFolder(folder, lock)
     raise ViewFolderUnusable(f"All {FOLDERS_MAX} in {home} are held.")
+
+
+def _keeps_name(marker: Marker | None, source: Source, host: str) -> TypeGuard[Marker]:
+    """Whether the group's name may be used again.
+
+    Not for a topic that was made anew: the broker may remember what this member was assigned while there
+    was none, which is nothing, and a static member that comes back is given that again.
+    """
+    return (
+        marker is not None
+        and marker.host == host
+        and (marker.topic_id, marker.partitions) == (source.topic_id, source.partitions)
+    )
 
 
 def _fault(marker: Marker | None, source: Source, now_ms: int, *, has_rows: bool) -> str | None:
