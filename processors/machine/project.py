@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from msgspec.structs import replace
+
 from perdure.processors.machine.state import Run
 from perdure.processors.machine.transcript import request_of
 from perdure.schemas import events as ev
@@ -144,7 +146,7 @@ def outcome_of(run: Run) -> Outcome:
     )
 
 
-def _call_request(run: Run, body: ev.ToolDispatched) -> ToolRequest:
+def _call_request(run: Run, body: ev.ToolDispatched | ev.ReconciliationAsked) -> ToolRequest:
     call = run.call(body.call_id)
     assert call is not None
     return ToolRequest(
@@ -166,26 +168,16 @@ def _call_request(run: Run, body: ev.ToolDispatched) -> ToolRequest:
 
 
 def _question(run: Run, body: ev.ReconciliationAsked) -> ToolRequest:
+    """The call in doubt, put to the reconciliation tool."""
     call = run.call(body.call_id)
     assert call is not None
     assert call.attempt is not None
-    return ToolRequest(
-        run_id=run.run_id,
-        turn=body.turn,
-        call_id=body.call_id,
-        attempt=body.attempt,
-        request_id=body.request_id,
-        execution=run.execution,
-        definition=run.definition or "",
+    return replace(
+        _call_request(run, body),
         tool=body.tool,
-        arguments=call.arguments,
         effect=Effect.READ_ONLY,
-        idempotency_key=call.idempotency_key,
-        start_by_ms=body.start_by_ms,
-        timeout_ms=body.timeout_ms,
         purpose=Purpose.RECONCILE,
         started_ms=call.attempt.started_ms or call.attempt.opened_ms,
-        trace_context=run.provenance.trace_context,
     )
 
 
