@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Final, assert_never
+from typing import assert_never
 
-from perdure.processors.machine import ambiguity
-from perdure.processors.machine.approvals import VERDICTS
 from perdure.processors.machine.budget import narrowed
+from perdure.processors.machine.decisions import decide_call
 from perdure.processors.machine.draft import Draft
 from perdure.processors.machine.inputs import CommandInput, RefuseInput
 from perdure.processors.machine.messages import clean_text, is_blank
-from perdure.processors.machine.requests import answer, answer_error, dispatch
 from perdure.processors.machine.resume import resume, resume_fault, start_if_possible
 from perdure.processors.machine.room import has_room_for
-from perdure.processors.machine.state import Pending
-from perdure.processors.machine.tokens import is_same_token
-from perdure.processors.machine.turns import advance
 from perdure.schemas import commands as cmd
 from perdure.schemas import events as ev
-from perdure.schemas.canonical import canonical_json, dumps_verbatim, loads_json, normalise_json
+from perdure.schemas.canonical import dumps_verbatim, loads_json, normalise_json
 from perdure.schemas.definition import MAX_TURNS_DEFAULT
 from perdure.schemas.errors import Reject
 from perdure.schemas.limits import JSON_DEPTH_MAX
-from perdure.schemas.values import RUN_ID_PATTERN, ResultSource, Verdict
-
-GIVE_UP_TEXT: Final = (
-    "It could not be found out whether this call took effect. Do not assume that it did or did not."
-)
+from perdure.schemas.values import RUN_ID_PATTERN
 
 
 def decide_command(draft: Draft, given: CommandInput, *, exists: bool) -> None:
@@ -42,12 +33,12 @@ def decide_command(draft: Draft, given: CommandInput, *, exists: bool) -> None:
         return
     match body:
         case cmd.Submit():
-            _reject(draft, body, "run_exists")
+            draft.reject(body, "run_exists")
         case cmd.Decide():
-            _decide(draft, body)
+            decide_call(draft, body)
         case cmd.Cancel():
             if draft.run.state.is_terminal:
-                _reject(draft, body, "run_terminal")
+                draft.reject(body, "run_terminal")
             else:
                 draft.emit(ev.RunCancelled(reason=body.reason))
         case cmd.Resume():
@@ -55,22 +46,18 @@ def decide_command(draft: Draft, given: CommandInput, *, exists: bool) -> None:
             if fault is None:
                 resume(draft, body)
             else:
-                _reject(draft, body, fault)
+                draft.reject(body, fault)
         case cmd.Signal():
             if draft.run.state.is_terminal:
-                _reject(draft, body, "run_terminal")
+                draft.reject(body, "run_terminal")
             elif not body.message.strip():
-                _reject(draft, body, "empty_message")
+                draft.reject(body, "empty_message")
             elif not has_room_for(draft.run, body.message):
-                _reject(draft, body, "message_too_large")
+                draft.reject(body, "message_too_large")
             else:
                 draft.emit(ev.SignalReceived(clean_text(body.message)))
         case _:
             assert_never(body)
-
-
-def _reject(draft: Draft, body: cmd.CommandBody, reason: str) -> None:
-    draft.emit(ev.CommandRejected(kind=type(body).__name__, reason=reason))
 
 
 def _submit(draft: Draft, given: CommandInput, body: cmd.Submit) -> None:
@@ -138,78 +125,3 @@ def pin_agent(draft: Draft) -> None:
         )
     )
     start_if_possible(draft)
-
-
-def _decide(draft: Draft, body: cmd.Decide) -> None:
-    pending = draft.run.pending_for(body.call_id)
-    reason = _decision_fault(draft, pending, body)
-    if reason is not None:
-        _reject(draft, body, reason)
-        return
-    draft.emit(
-        ev.DecisionRecorded(
-            turn=draft.run.turn,
-            call_id=body.call_id,
-            verdict=body.verdict,
-            decided_by=body.decided_by,
-            message=body.message,
-        )
-    )
-    _follow(draft, body)
-    advance(draft)
-
-
-def _decision_fault(draft: Draft, pending: Pending | None, body: cmd.Decide) -> str | None:
-    """The stable reason for which a decision changes nothing; None if it is valid."""
-    run = draft.run
-    if run.state.is_terminal:
-        return "run_terminal"
-    if pending is None:
-        call = run.call(body.call_id)
-        if call is None:
-            return "unknown_call"
-        return "already_decided" if call.is_done else "not_pending"
-    if not is_same_token(pending.token, body.token):
-        return "token_mismatch"
-    if pending.deadline_ms is not None and pending.deadline_ms <= draft.now_ms:
-        return "decision_expired"
-    if body.verdict not in VERDICTS[pending.kind]:
-        return "verdict_not_allowed"
-    if body.arguments is not None:
-        return "edited_arguments_not_supported"
-    if body.verdict is Verdict.RAN:
-        try:
-            value = loads_json(body.result or b"", depth_max=JSON_DEPTH_MAX)
-        except Reject:
-            return "invalid_result"
-        if isinstance(value, list) and not all(isinstance(block, dict) for block in value):
-            return "invalid_result"
-    return None
-
-
-def _follow(draft: Draft, body: cmd.Decide) -> None:
-    """What a valid decision sets going."""
-    call = draft.run.call(body.call_id)
-    assert call is not None
-    match body.verdict:
-        case Verdict.APPROVE:
-            dispatch(draft, body.call_id)
-        case Verdict.REJECT:
-            text = f"A person refused this call{': ' + body.message if body.message else '.'}"
-            answer_error(draft, body.call_id, text, ResultSource.DECIDED)
-        case Verdict.RAN:
-            answer(draft, body.call_id, _content(body.result or b'""'), ResultSource.DECIDED)
-        case Verdict.DID_NOT_RUN:
-            ambiguity.did_not_run(draft, call, "decided_did_not_run", f"decided by {body.decided_by}")
-        case Verdict.GIVE_UP:
-            answer_error(
-                draft, body.call_id, (body.message or "").strip() or GIVE_UP_TEXT, ResultSource.DECIDED
-            )
-
-
-def _content(result: bytes) -> bytes:
-    """A result as a tool_result takes it: text or content blocks as they are, other JSON as its text."""
-    value = loads_json(result)
-    if isinstance(value, (str, list)):
-        return dumps_verbatim(value)
-    return dumps_verbatim(canonical_json(value).decode())

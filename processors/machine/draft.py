@@ -8,8 +8,9 @@ from typing import Final
 from perdure.processors.machine.apply import apply
 from perdure.processors.machine.inputs import Context, Decided, Output
 from perdure.processors.machine.state import Run
+from perdure.schemas.commands import CommandBody
 from perdure.schemas.definition import AgentDefinition
-from perdure.schemas.events import Event, EventBody
+from perdure.schemas.events import CommandRejected, Event, EventBody
 
 ID_HEX_CHARS: Final = 32
 
@@ -60,6 +61,10 @@ class Draft:
         self._run = apply(self._run, event)
         self._events.append(event)
         return self._run
+
+    def reject(self, command: CommandBody, reason: str) -> None:
+        """Answer a command that changes nothing; ``reason`` is stable."""
+        self.emit(CommandRejected(kind=type(command).__name__, reason=reason))
 
     def output(self, output: Output) -> None:
         self._outputs.append(output)
