@@ -117,6 +117,7 @@ class Settings:
     anthropic_base_url: str | None = None
     anthropic_api_key: Secret | None = None
     approval_token_key: Secret | None = None
+    blob_store: str | None = None
     finished_runs_retention: timedelta = timedelta(days=14)
     tool_concurrency: int = 64
     model_concurrency: int = 64
@@ -136,6 +137,7 @@ DESCRIPTIONS: Final[Mapping[str, str]] = MappingProxyType(
         "anthropic_base_url": "Where the Messages API is reached, if not at its own address.",
         "anthropic_api_key": "Key of the Messages API.",
         "approval_token_key": "Key of the tokens that bind a decision to what was shown.",
+        "blob_store": "Where large tool results are kept whole: a folder, or s3://BUCKET/PREFIX.",
         "finished_runs_retention": "How long a finished run will be kept; this version purges none.",
         "tool_concurrency": "Tool calls a worker makes at the same time.",
         "model_concurrency": "Model calls a worker makes at the same time.",

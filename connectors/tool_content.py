@@ -8,16 +8,12 @@ from typing import Final, cast
 import msgspec
 
 from perdure.connectors.tool import ContentBlocks, ToolError
-from perdure.schemas.canonical import NotJson, canonical_json, normalise_json
-from perdure.schemas.limits import PAYLOAD_BYTES_MAX
+from perdure.schemas.canonical import NotJson, canonical_json, dumps_verbatim, normalise_json
 from perdure.schemas.results import Completed, Failed
 from perdure.schemas.values import FailureKind
 
 NO_OUTPUT: Final = "(no output)"
 ERROR_WITHOUT_MESSAGE: Final = "The tool reported an error without a message."
-# The frame around the content in a result: ids and names, far below this.
-CONTENT_BYTES_MAX: Final = PAYLOAD_BYTES_MAX - (16 << 10)
-HEAD_CHARS: Final = 50_000
 MESSAGE_CHARS_MAX: Final = 2_000
 
 
@@ -26,10 +22,9 @@ class NoContent(Exception):
 
 
 def completed(value: object) -> Completed | Failed:
-    """The tool's answer as a result.
+    """The tool's answer as a result, whole: the executor sees to it that it can be recorded.
 
     A value that is no JSON is ``Failed`` with kind OUTPUT: the tool ran, but nobody can say what it answered.
-    Content over the limit is cut: the call happened, and its head is worth more to the model than nothing.
     """
     if isinstance(value, ToolError):
         text = value.message.strip() or ERROR_WITHOUT_MESSAGE
@@ -53,11 +48,7 @@ def content_of(value: object) -> bytes:
         text = value if value.strip() else NO_OUTPUT
     else:
         text = _json(_builtins(value)).decode()
-    content = _string(text)
-    if len(content) > CONTENT_BYTES_MAX:
-        note = f"\n[cut: the result has {len(content)} bytes, the limit is {CONTENT_BYTES_MAX}]"
-        content = _string(text[:HEAD_CHARS] + note)
-    return content
+    return _string(text)
 
 
 def shown(error: BaseException) -> str:
@@ -67,7 +58,7 @@ def shown(error: BaseException) -> str:
 
 
 def _string(text: str) -> bytes:
-    return canonical_json(text)
+    return dumps_verbatim(text)  # the canonical form of a text, and much faster on a large one
 
 
 def _json(value: object) -> bytes:
@@ -86,12 +77,7 @@ def _blocks(blocks: ContentBlocks) -> bytes:
             cast("Mapping[str, object]", block).get("type"), str
         ):
             raise NoContent("A content block is an object with a type.")
-    content = _json(plain)
-    if len(content) > CONTENT_BYTES_MAX:
-        return _string(
-            f"[left out: {len(content)} bytes of content blocks, the limit is {CONTENT_BYTES_MAX}]"
-        )
-    return content
+    return _json(plain)
 
 
 def _builtins(value: object) -> object:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from perdure.connectors.agent import App
+from perdure.connectors.blob_stores import blob_store
 from perdure.connectors.function_tools import FunctionTools
 from perdure.connectors.known_definitions import KnownDefinitions
 from perdure.connectors.prices import SnapshotPrices
@@ -32,8 +33,8 @@ from perdure.schemas.errors import Stop
 from perdure.topics.log import Log
 from perdure.topics.table import RUN_DELTAS, Namespace, Role
 
-# The tools run in threads of FunctionTools' own; the loop's pool is left with name look-ups.
-LOOP_THREADS_MAX: Final = 4
+# The tools run in threads of FunctionTools' own; the loop's pool is left with name look-ups and blobs.
+LOOP_THREADS_MAX: Final = 16
 # A slot's folder of stores holds one per partition for the orchestrator, and this one for the model-caller.
 TRANSCRIPTS: Final = 0
 
@@ -90,8 +91,10 @@ def check_role(role: Role, settings: Settings, app: App | None, model: ModelPort
     """Raise what would keep the role from working, before anything is joined."""
     if role is Role.MODEL_CALLER and model is None and settings.anthropic_api_key is None:
         raise ModelKeyMissing
-    if role is Role.TOOL_EXECUTOR and app is None:
-        raise AppMissing
+    if role is Role.TOOL_EXECUTOR:
+        if app is None:
+            raise AppMissing
+        blob_store(settings.blob_store)
 
 
 def run_role(role: Role, means: Means, slot: Slot) -> int:
@@ -115,7 +118,9 @@ def run_role(role: Role, means: Means, slot: Slot) -> int:
         tools = FunctionTools(
             means.app.agents, definitions=definitions, clock=means.clock, threads_max=concurrency
         )
-        return _run_executor(role, means, slot, ToolExecutor(tools), concurrency)
+        return _run_executor(
+            role, means, slot, ToolExecutor(tools, blob_store(means.settings.blob_store)), concurrency
+        )
     finally:
         book.close()
 

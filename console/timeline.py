@@ -48,7 +48,7 @@ class Timeline:
             self._begun_ms = event.at_ms
         if isinstance(event.body, ev.ToolCallRequested):
             self._tools[event.body.call_id] = event.body.tool
-        line = self._line(event.body)
+        line = self._line(event.body, event.run_id)
         if line is None:
             return None
         seconds = (event.at_ms - self._begun_ms) / 1000
@@ -60,7 +60,7 @@ class Timeline:
         text.append(line.detail, line.style if line.style == QUIET else PLAIN)
         return text
 
-    def _line(self, body: ev.EventBody) -> _Line | None:
+    def _line(self, body: ev.EventBody, run_id: str) -> _Line | None:
         match body:
             case (
                 ev.RunCreated()
@@ -85,7 +85,7 @@ class Timeline:
                 what = self._tools.get(call_id, "model")
                 return _Line("·", "surplus", f"{what}: {kind} ({reason}); changes nothing", QUIET)
             case _:
-                return _of_call(body, self._tools.get(body.call_id, body.call_id))
+                return _of_call(body, self._tools.get(body.call_id, body.call_id), run_id)
 
 
 def timeline(events: Iterable[ev.Event]) -> RenderableType:
@@ -187,7 +187,7 @@ _CallBody = (
 )
 
 
-def _of_call(body: _CallBody, tool: str) -> _Line | None:
+def _of_call(body: _CallBody, tool: str, run_id: str) -> _Line | None:
     match body:
         case ev.ToolCallRequested(arguments=arguments, effect=effect):
             return _Line("→", "call", f"{tool} {excerpt(arguments)} [{effect}]")
@@ -214,7 +214,7 @@ def _of_call(body: _CallBody, tool: str) -> _Line | None:
         case ev.ToolCompleted(content=content, is_error=is_error, source=source):
             how = "" if source is ResultSource.EXECUTED else f" [{source}]"
             label, style = ("error", DOUBT) if is_error else ("result", OK)
-            return _Line("←", label, f"{tool}: {excerpt(content)}{how}", style)
+            return _Line("←", label, f"{tool}: {_whole(run_id, body)}{excerpt(content)}{how}", style)
         case ev.ApprovalRequested(kind=kind, call_id=call_id, verdicts=verdicts):
             why = "needs approval" if kind is PendingKind.APPROVAL else "may have run; nothing can tell"
             answers = " | ".join(verdict.replace("_", "-") for verdict in verdicts)
@@ -224,6 +224,13 @@ def _of_call(body: _CallBody, tool: str) -> _Line | None:
             return _Line("☝", "decided", f"{tool}: {verdict.replace('_', '-')} by {excerpt(by)}{told}")
         case _:
             assert_never(body)
+
+
+def _whole(run_id: str, body: ev.ToolCompleted) -> str:
+    """Before the excerpt: a line ends where the terminal does, and this is there to be copied."""
+    if body.blob is None:
+        return ""
+    return f"({body.blob.size} bytes, whole: perdure blob get {run_id} {excerpt(body.call_id)}) "
 
 
 def _plain(data: bytes) -> str:

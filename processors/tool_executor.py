@@ -1,30 +1,23 @@
-"""The tool-executor's role: what a ToolRequest means, and what a tool's answer must look like to be
-recorded.
-"""
+"""The tool-executor's role: what a ToolRequest means, and how it is executed."""
 
 from __future__ import annotations
 
-from typing import Final, Protocol, cast, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from perdure.processors.abort import AbortSignal
+from perdure.processors.blobs import BlobStore
 from perdure.processors.executor.results import clipped
 from perdure.processors.executor.work import Claim, Prepared, Request, Unreadable
 from perdure.processors.headers import identity_of, parse_headers
-from perdure.processors.ports import ToolAnswer, ToolInvocation, ToolPort
+from perdure.processors.ports import ToolInvocation, ToolPort
+from perdure.processors.tool_answers import Answers
 from perdure.schemas import codec
-from perdure.schemas.canonical import JsonValue, NotJson, dumps_verbatim, loads_json
-from perdure.schemas.limits import JSON_BYTES_MAX, JSON_DEPTH_MAX, PAYLOAD_BYTES_MAX
+from perdure.schemas.canonical import JsonValue, NotJson, loads_json
 from perdure.schemas.requests import ToolRequest
-from perdure.schemas.results import Completed, Declined, Failed, Reconciled, ResultBody
-from perdure.schemas.values import DeclineReason, Effect, FailureKind, Purpose
+from perdure.schemas.results import Declined, Failed, ResultBody
+from perdure.schemas.values import DeclineReason, Effect, Purpose
 from perdure.topics.log import Record
 from perdure.topics.table import Role
-
-CONTENT_BYTES_MAX: Final = PAYLOAD_BYTES_MAX - (16 << 10)
-"""What a result's content may take; the rest of the limit is for ids, messages and framing."""
-NOTE_BYTES: Final = 256
-QUOTES: Final = '""'
-ESCAPE_BYTES_MAX: Final = 6  # JSON may write one character as \\u0000
 
 
 @runtime_checkable
@@ -38,8 +31,10 @@ class CountsAbandoned(Protocol):
 class ToolExecutor:
     """See :class:`perdure.processors.executor.work.Work`."""
 
-    def __init__(self, tools: ToolPort) -> None:
+    def __init__(self, tools: ToolPort, blobs: BlobStore | None = None) -> None:
+        """``blobs``: where large results are kept whole; None: nowhere."""
         self._tools = tools
+        self._answers = Answers(blobs)
         # Found out once: a look at a protocol takes longer than all else in an idle step.
         self._counting = tools if isinstance(tools, CountsAbandoned) else None
 
@@ -104,7 +99,8 @@ class ToolExecutor:
         )
 
         async def run(abort: AbortSignal) -> ResultBody:
-            return recordable(await self._tools.call(invocation, abort), asked.purpose)
+            answer = await self._tools.call(invocation, abort)
+            return await self._answers.recordable(answer, invocation, abort)
 
         return Prepared(run, Failed)
 
@@ -115,83 +111,6 @@ class ToolExecutor:
         return False
 
     def close(self) -> None: ...
-
-
-def recordable(answer: ToolAnswer, purpose: Purpose) -> ResultBody:
-    """The answer as it may be written: of the kind that was asked for, JSON, and within the size limit.
-
-    Too large content of a call is cut to its head with a note; the machine hands that to the model.
-    """
-    match answer:
-        case Failed():
-            return Failed(answer.kind, clipped(answer.message))
-        case Declined():
-            return Declined(answer.reason, clipped(answer.message))
-        case Completed() if purpose is Purpose.CALL:
-            content = fitting(answer.content)
-            return content if isinstance(content, Failed) else Completed(content, answer.is_error)
-        case Reconciled() if purpose is Purpose.RECONCILE:
-            message = clipped(answer.message)
-            if answer.content is None:
-                return Reconciled(answer.answer, None, message)
-            content = fitting(answer.content)
-            return content if isinstance(content, Failed) else Reconciled(answer.answer, content, message)
-        case Completed() | Reconciled():
-            kind = type(answer).__name__
-            return Failed(FailureKind.OUTPUT, f"the tool answered a {purpose.value} with {kind}")
-
-
-def fitting(content: bytes) -> bytes | Failed:
-    """``content`` itself, its head if it is too large, or Failed if it is no text and no list of blocks."""
-    note = f"[cut: the tool returned {len(content)} bytes, of which at most {CONTENT_BYTES_MAX} are kept]"
-    room = CONTENT_BYTES_MAX - NOTE_BYTES
-    if len(content) > JSON_BYTES_MAX:  # too large to be looked at; its head is still worth more than nothing
-        text = content[:room].decode("utf-8", "replace")
-        return dumps_verbatim(f"{_head(text, room)}\n{note}")
-    try:
-        value = loads_json(content, depth_max=JSON_DEPTH_MAX)
-    except NotJson as error:
-        return Failed(FailureKind.OUTPUT, clipped(f"the tool's output can not be used: {error.detail}"))
-    if not isinstance(value, str) and not _are_blocks(value):
-        message = "the tool's output is neither a string nor a list of content blocks"
-        return Failed(FailureKind.OUTPUT, message)
-    if len(content) <= CONTENT_BYTES_MAX:
-        return content
-    if isinstance(value, str):
-        return dumps_verbatim(f"{_head(value, room)}\n{note}")
-    return _cut_blocks(cast("list[JsonValue]", value), room, note)
-
-
-def _cut_blocks(blocks: list[JsonValue], room: int, note: str) -> bytes:
-    """Whole blocks as long as they fit, the head of a text that does not, and the note."""
-    kept: list[JsonValue] = []
-    for block in blocks:
-        size = len(dumps_verbatim(block)) + 1
-        if size <= room:
-            kept.append(block)
-            room -= size
-            continue
-        text = block.get("text") if isinstance(block, dict) else None
-        frame = len(dumps_verbatim({"type": "text", "text": ""})) + 1
-        if isinstance(text, str) and room > frame:
-            kept.append({"type": "text", "text": _head(text, room - frame)})
-        break
-    kept.append({"type": "text", "text": note})
-    return dumps_verbatim(kept)
-
-
-def _head(text: str, room: int) -> str:
-    """As much of ``text`` as its JSON form leaves room for."""
-    head = text[:room]
-    while (excess := len(dumps_verbatim(head)) - len(QUOTES) - room) > 0:
-        head = head[: max(0, len(head) - max(1, excess // ESCAPE_BYTES_MAX))]
-    return head
-
-
-def _are_blocks(value: JsonValue) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(block, dict) and isinstance(block.get("type"), str) for block in value
-    )
 
 
 def _fault(asked: ToolRequest) -> str | None:

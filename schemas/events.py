@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from perdure.schemas.values import (
     Answer,
+    BlobRef,
     Budget,
     Effect,
     PendingKind,
@@ -204,7 +205,10 @@ class ReconciliationAnswered(Struct, frozen=True, tag="ReconciliationAnswered"):
 
 
 class ToolCompleted(Struct, frozen=True, tag="ToolCompleted"):
-    """The call's one effective result. ``content``: UTF-8 JSON string or list of content blocks."""
+    """The call's one effective result. ``content``: UTF-8 JSON string or list of content blocks.
+
+    ``blob``: where the result stands whole, if it was large; ``content`` may be its head only.
+    """
 
     turn: int
     call_id: str
@@ -212,6 +216,7 @@ class ToolCompleted(Struct, frozen=True, tag="ToolCompleted"):
     content: bytes
     is_error: bool
     source: ResultSource
+    blob: BlobRef | None = None
 
 
 class ApprovalRequested(Struct, frozen=True, tag="ApprovalRequested"):

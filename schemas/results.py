@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from perdure.schemas.values import Answer, DeclineReason, FailureKind, Struct, Usage
+from perdure.schemas.values import Answer, BlobRef, DeclineReason, FailureKind, Struct, Usage
 
 
 class Started(Struct, frozen=True, tag="Started"):
@@ -36,10 +36,14 @@ class Lost(Struct, frozen=True, tag="Lost"):
 
 
 class Completed(Struct, frozen=True, tag="Completed"):
-    """The tool's own answer: definite, also when ``is_error``. ``content``: UTF-8 JSON string or blocks."""
+    """The tool's own answer: definite, also when ``is_error``. ``content``: UTF-8 JSON string or blocks.
+
+    ``blob``: where it stands whole, if it may be more than what a record or a turn has room for.
+    """
 
     content: bytes
     is_error: bool = False
+    blob: BlobRef | None = None
 
 
 class Failed(Struct, frozen=True, tag="Failed"):
@@ -56,11 +60,15 @@ class Undecodable(Struct, frozen=True, tag="Undecodable"):
 
 
 class Reconciled(Struct, frozen=True, tag="Reconciled"):
-    """What the reconciliation tool answered; ``content`` is the call's result when it happened."""
+    """What the reconciliation tool answered; ``content`` is the call's result when it happened.
+
+    ``blob``: where that stands whole, as of Completed.
+    """
 
     answer: Answer
     content: bytes | None = None
     message: str = ""
+    blob: BlobRef | None = None
 
 
 class ModelReplied(Struct, frozen=True, tag="ModelReplied"):

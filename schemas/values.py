@@ -156,6 +156,18 @@ class Provenance(Struct, frozen=True):
     sender: str | None = None
 
 
+class BlobRef(Struct, frozen=True):
+    """Where something stands whole that is too large for a record. ``size`` in bytes, ``sha256`` of them.
+
+    ``media_type``: ``text/plain; charset=utf-8`` or ``application/json``.
+    """
+
+    uri: str
+    sha256: bytes
+    size: int
+    media_type: str
+
+
 class LogPosition(Struct, frozen=True):
     """Where a record stands (or first stood) in the log."""
 

@@ -21,6 +21,7 @@ from perdure.connectors.agent import Agent, App, as_app
 from perdure.connectors.client import Client
 from perdure.connectors.command_sender import CommandSender
 from perdure.connectors.settings import Settings
+from perdure.processors.blobs import BlobStore
 from perdure.processors.clock import new_id
 from perdure.processors.definitions import DefinitionBook, publish
 from perdure.processors.executor.settings import ExecutorSettings
@@ -69,6 +70,7 @@ class TestBed:
         partitions: of each run-keyed topic.
         machine: limits of the machine, such as ``approval_timeout_ms``.
         executor: limits of the executors.
+        blobs: where large results are kept whole; by default nowhere.
 
     Raises, from whatever makes time pass: :class:`~perdure.testing.history.BrokenPromise`,
     :class:`~perdure.testing.transcript.InvalidTranscript`, :class:`~perdure.testing.script.ScriptExhausted`.
@@ -85,6 +87,7 @@ class TestBed:
         partitions: int = PARTITIONS_DEFAULT,
         machine: MachineSettings | None = None,
         executor: ExecutorSettings | None = None,
+        blobs: BlobStore | None = None,
     ) -> None:
         app = as_app(agents if isinstance(agents, (Agent, App)) else list(agents))
         self.model = model
@@ -113,6 +116,7 @@ class TestBed:
                 machine=machine or MachineSettings(),
             ),
             executor=executor or ExecutorSettings(),
+            blobs=blobs,
         )
         self._agents = tuple(app.agents)
         settings = Settings(namespace=NAMES.prefix, partitions=partitions)

@@ -12,6 +12,7 @@ from typing import Final
 from perdure.connectors.agent import Agent
 from perdure.connectors.function_tools import FunctionTools
 from perdure.connectors.known_definitions import KnownDefinitions
+from perdure.processors.blobs import BlobStore
 from perdure.processors.clock import Entropy
 from perdure.processors.definitions import DefinitionBook
 from perdure.processors.executor.engine import Executor, Phase
@@ -48,6 +49,7 @@ class World:
     model: ModelPort
     orchestrator: OrchestratorSettings
     executor: ExecutorSettings
+    blobs: BlobStore | None = None
 
 
 class Worker(ABC):
@@ -133,7 +135,7 @@ class ExecutorWorker(Worker):
             )  # fmt: skip
         else:
             self._tools = FunctionTools(world.agents, definitions=definitions, clock=world.clock)
-            work = ToolExecutor(self._tools)
+            work = ToolExecutor(self._tools, world.blobs)
         self._runner = VirtualRunner(world.clock, lambda wait_s: world.cluster.advance(round(wait_s * 1000)))
         self.executor = Executor(
             self.log, work, self._runner, world.clock, world.entropy,

@@ -10,7 +10,7 @@ from perdure.processors.machine.requests import answer, dispatch
 from perdure.processors.machine.state import Attempt, Call
 from perdure.schemas import events as ev
 from perdure.schemas.definition import ToolDefinition
-from perdure.schemas.values import Answer, PendingKind, ResultSource
+from perdure.schemas.values import Answer, BlobRef, PendingKind, ResultSource
 
 
 def become_ambiguous(draft: Draft, call: Call, reason: str, message: str) -> None:
@@ -50,9 +50,9 @@ def ask_reconciler(draft: Draft, call: Call) -> None:
     )
 
 
-def happened(draft: Draft, call: Call, content: bytes) -> None:
+def happened(draft: Draft, call: Call, content: bytes, blob: BlobRef | None = None) -> None:
     """Believed at once: what the outside world recorded is the call's result."""
-    answer(draft, call.call_id, content, ResultSource.RECONCILED)
+    answer(draft, call.call_id, content, ResultSource.RECONCILED, blob=blob)
 
 
 def did_not_happen(draft: Draft, call: Call) -> None:

@@ -18,7 +18,7 @@ from perdure.schemas.canonical import JsonValue, canonical_json, dumps_verbatim,
 from perdure.schemas.definition import ToolDefinition
 from perdure.schemas.errors import Reject
 from perdure.schemas.limits import JSON_DEPTH_MAX
-from perdure.schemas.values import Effect, PendingKind, ResultSource
+from perdure.schemas.values import BlobRef, Effect, PendingKind, ResultSource
 
 NOT_STARTED: Final = "The run ended before this call was started, so it was not executed."
 LOOP_NOTICE: Final = (
@@ -99,7 +99,13 @@ def dispatch(draft: Draft, call_id: str) -> None:
 
 
 def answer(
-    draft: Draft, call_id: str, content: bytes, source: ResultSource, *, is_error: bool = False
+    draft: Draft,
+    call_id: str,
+    content: bytes,
+    source: ResultSource,
+    *,
+    is_error: bool = False,
+    blob: BlobRef | None = None,
 ) -> None:
     """Give a call its one effective result, normalised before it is persisted."""
     call = _call(draft, call_id)
@@ -110,9 +116,10 @@ def answer(
             turn=draft.run.turn,
             call_id=call_id,
             attempt=call.attempt.number if call.attempt else 0,
-            content=fitting_result(draft.run, content),
+            content=fitting_result(draft.run, content, blob),
             is_error=is_error,
             source=source,
+            blob=blob,
         )
     )
 

@@ -82,7 +82,14 @@ def _attempt(draft: Draft, call: Call, result: rs.Result) -> None:
         case rs.Started():
             _started(draft, call, result, body)
         case rs.Completed():
-            answer(draft, call.call_id, body.content, ResultSource.EXECUTED, is_error=body.is_error)
+            answer(
+                draft,
+                call.call_id,
+                body.content,
+                ResultSource.EXECUTED,
+                is_error=body.is_error,
+                blob=body.blob,
+            )
         case rs.Failed():
             _failed(draft, call, body)
         case rs.Declined():
@@ -169,7 +176,7 @@ def _reconciliation(draft: Draft, call: Call, result: rs.Result) -> None:
     is_waiting = call.phase is CallPhase.RECONCILING
     match body:
         case rs.Reconciled(answer=Answer.HAPPENED):
-            ambiguity.happened(draft, call, body.content or b'""')
+            ambiguity.happened(draft, call, body.content or b'""', body.blob)
         case rs.Reconciled(answer=Answer.DID_NOT_HAPPEN) if is_waiting:
             ambiguity.did_not_happen(draft, call)
         case rs.Reconciled() if is_waiting:

@@ -10,26 +10,32 @@ from typing import Final
 from perdure.processors.machine.state import Run
 from perdure.schemas.canonical import dumps_verbatim, loads_json
 from perdure.schemas.limits import RECORD_BYTES_MAX
+from perdure.schemas.values import BlobRef
 
 RESULTS_BYTES_MAX: Final = 2 << 20
 """Of all results of one turn together."""
 HEAD_BYTES_MIN: Final = 4 << 10
 """What every result may take, however much the others took."""
-NOTE_BYTES: Final = 128
 TEXTS_BYTES_MAX: Final = 256 << 10
 """Of all messages of people that wait for the next request."""
 TAIL_BYTES_MAX: Final = RECORD_BYTES_MAX - (512 << 10)
 """Of a request whose turn is asked again and again, with ever more to say."""
 
 
-def fitting_result(run: Run, content: bytes) -> bytes:
-    """``content`` itself, or its head with a note if the turn's other results leave no room for more."""
+def fitting_result(run: Run, content: bytes, blob: BlobRef | None = None) -> bytes:
+    """``content`` itself, or its head with a note if the turn's other results leave no room for more.
+
+    ``blob``: where it stands whole; the note names it.
+    """
     used = sum(len(call.content or b"") for call in run.calls)
     room = max(HEAD_BYTES_MIN, RESULTS_BYTES_MAX - used)
     if len(content) <= room:
         return content
-    note = f"[cut: the result has {len(content)} bytes, all results of a turn may have {RESULTS_BYTES_MAX}]"
-    return dumps_verbatim(f"{_head(_text_of(content), room - NOTE_BYTES)}\n{note}")
+    whole = f"; the whole is at {blob.uri} ({blob.size} bytes)" if blob else ""
+    limit = f"all results of a turn may have {RESULTS_BYTES_MAX}"
+    note = f"\n[cut: the result has {len(content)} bytes, {limit}{whole}]"
+    head = _head(_text_of(content), max(0, room - len(dumps_verbatim(note))))
+    return dumps_verbatim(f"{head}{note}")
 
 
 def has_room_for(run: Run, text: str) -> bool:

@@ -313,17 +313,19 @@ def test_output_too_large_to_be_parsed_is_shown_as_it_begins(stage: Stage) -> No
 
 
 def test_blocks_over_the_limit_keep_what_fits_whole(stage: Stage) -> None:
-    """A block that can not be cut is left out with all behind it, a text is cut, and a note stands last."""
-    block = b'{"type": "text", "text": "' + b"x" * (MIB // 3) + b'"}'
-    found = _answering(stage, b"[" + b", ".join([block] * 5) + b"]")
+    """Blocks are kept whole while there is room, the text that has none is cut, and a note stands last."""
+    size = 50_000
+    block = b'{"type": "text", "text": "' + b"x" * size + b'"}'
+    found = _answering(stage, b"[" + b", ".join([block] * 25) + b"]")
     assert isinstance(found, Completed)
     blocks = loads_json(found.content)
     assert isinstance(blocks, list)
     sizes = [len(str(each["text"])) for each in blocks if isinstance(each, dict)]
     assert len(found.content) < MIB
-    assert sizes[:2] == [MIB // 3, MIB // 3]
-    assert 0 < sizes[2] < MIB // 3
+    assert sizes[:2] == [size, size]
+    assert 0 < sizes[2] < size
     assert sizes[3] < 200
+    assert len(sizes) == 4
 
 
 # ---- writing

@@ -9,17 +9,21 @@ from pathlib import Path
 
 import pytest
 
+from perdure.connectors.blob_folder import FolderBlobs
+from perdure.connectors.client import Client
 from perdure.connectors.settings import Secret, SettingInvalid, Settings
 from perdure.console.main import main
 from perdure.console.serving import token_key
 from perdure.console.session import exit_code_of, hoisted, parsed_set, plain
+from perdure.processors.blobs import TEXT
 from perdure.processors.clock import SystemEntropy
-from perdure.schemas.events import Event, RunCompleted
+from perdure.schemas.events import Event, RunCompleted, ToolCompleted
+from perdure.schemas.values import ResultSource
 from perdure.topics.errors import Fenced, LogMisuse, RecordTooLarge, Unavailable
 
 COMMANDS = (
     "dev", "worker", "view", "submit", "show", "runs", "cancel", "resume", "signal", "approvals", "approve",
-    "reject", "decide", "topics", "config", "doctor", "schemas",
+    "reject", "decide", "blob", "topics", "config", "doctor", "schemas",
 )  # fmt: skip
 
 
@@ -165,3 +169,51 @@ def test_the_facade_offers_what_it_names() -> None:
     assert [name for name in perdure.__all__ if not hasattr(perdure, name)] == []
     with pytest.raises(AttributeError):
         perdure.nothing  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue, reportUnusedExpression]
+
+
+@pytest.fixture
+def run_with_blob(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A run in the log whose only call has its result in a folder; the command line reads both."""
+    ref = FolderBlobs(tmp_path / "blobs").put("r1", b"all of it\0", TEXT)
+    done = ToolCompleted(1, "c1", 1, b'"all"', is_error=False, source=ResultSource.EXECUTED, blob=ref)
+    events = [Event("r1", 1, 1, done)]
+    monkeypatch.setattr(Client, "events", lambda *_, **__: iter(events))
+    monkeypatch.setenv("PERDURE_BLOB_STORE", str(tmp_path / "blobs"))
+    return ref.uri
+
+
+def test_a_blob_is_written_as_it_is(
+    run_with_blob: str, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """By its uri, or by run and call; to standard output byte for byte, or to a file."""
+    for given in ([run_with_blob], ["r1", "c1"]):
+        with pytest.raises(SystemExit) as ended:
+            main(["blob", "get", *given])
+        assert not ended.value.code
+        assert capfdbinary.readouterr().out == b"all of it\0"
+    with pytest.raises(SystemExit) as ended:
+        main(["blob", "get", run_with_blob, "-o", str(tmp_path / "out")])
+    assert not ended.value.code
+    assert (tmp_path / "out").read_bytes() == b"all of it\0"
+
+
+def test_a_blob_that_is_none_is_an_error_with_a_remedy(
+    run_with_blob: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No such call, no such blob, no reference, no store: each says what to do."""
+    assert "blob_missing" in run(capsys, "blob", "get", "r1", "c2")[2]
+    assert (
+        "blob_missing"
+        in run(capsys, "blob", "get", f"{run_with_blob[:-1]}{int(run_with_blob[-1] == '0')}")[2]
+    )
+    code, _, err = run(capsys, "blob", "get", "/etc/passwd")
+    assert (code, "invalid_blob_reference" in err) == (2, True)
+    monkeypatch.delenv("PERDURE_BLOB_STORE")
+    code, _, err = run(capsys, "blob", "get", run_with_blob)
+    assert (code, "blob_store_unusable" in err) == (3, True)
+
+
+def test_show_names_the_blob_of_a_result(run_with_blob: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the command that fetches it; programs get the uri."""
+    assert "(10 bytes, whole: perdure blob get r1 c1)" in run(capsys, "show", "r1")[1]
+    assert run_with_blob in run(capsys, "--json", "show", "r1")[1]

@@ -15,10 +15,10 @@ from perdure.connectors.agent import Agent
 from perdure.connectors.function_tools import FunctionTools
 from perdure.connectors.reconciler import Question, did_not_happen, happened, reconciler, unknown
 from perdure.connectors.tool import ContentBlocks, NotExecuted, Tool, ToolContext, ToolError, tool
-from perdure.connectors.tool_content import CONTENT_BYTES_MAX, HEAD_CHARS
 from perdure.processors.abort import AbortSignal
 from perdure.processors.ports import ToolAnswer, ToolInvocation
 from perdure.schemas.definition import AgentDefinition
+from perdure.schemas.limits import PAYLOAD_BYTES_MAX
 from perdure.schemas.results import Completed, Declined, Failed, Reconciled
 from perdure.schemas.values import Answer, DeclineReason, Effect, FailureKind, Purpose
 
@@ -155,13 +155,10 @@ def test_what_a_tool_returns_becomes_a_string_or_content_blocks(value: object, c
     assert declared(lambda: value, schema={"type": "object"}).run({}) == Completed(content.encode())
 
 
-def test_a_result_over_the_limit_keeps_its_head() -> None:
-    """The call happened; the model gets the beginning and is told what was cut."""
-    answer = declared(lambda: "ä" * CONTENT_BYTES_MAX, schema={"type": "object"}).run({})
-    shown = text(answer)
-    assert shown.startswith("ä" * HEAD_CHARS + "\n[cut: the result has ")
-    assert isinstance(answer, Completed)
-    assert len(answer.content) < CONTENT_BYTES_MAX
+def test_a_result_over_the_limit_is_handed_on_whole() -> None:
+    """What is kept of it and where is for the executor to say, which has the blob store."""
+    long = "ä" * PAYLOAD_BYTES_MAX
+    assert text(declared(lambda: long, schema={"type": "object"}).run({})) == long
 
 
 def test_a_returned_tool_error_is_a_definite_error_result() -> None:
