@@ -7,12 +7,13 @@ import contextlib
 from collections.abc import Awaitable, Mapping
 from typing import Any, Final, TypedDict, TypeVar
 
-from perdure.connectors.json_schema import Check, compile_schema
+from perdure.connectors.json_schema import compile_schema
 from perdure.connectors.reconciler import Reconciler
 from perdure.connectors.tool import ToolContext
 from perdure.connectors.tool_failures import UnusableOutput
 from perdure.processors.abort import Aborted
 from perdure.schemas.errors import Reject
+from perdure.schemas.json_schema import Check
 
 T = TypeVar("T")
 

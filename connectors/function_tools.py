@@ -15,7 +15,7 @@ from urllib.error import HTTPError, URLError
 import msgspec
 
 from perdure.connectors.agent import Agent
-from perdure.connectors.json_schema import Check, compile_schema
+from perdure.connectors.json_schema import compile_schema
 from perdure.connectors.reconciler import Question, ReconcileAnswer, Reconciler
 from perdure.connectors.threads import THREADS_MAX_DEFAULT, Threads
 from perdure.connectors.tool import NotExecuted, Tool, ToolContext, ToolError
@@ -25,6 +25,7 @@ from perdure.processors.abort import Aborted, AbortSignal
 from perdure.processors.clock import Clock, SystemClock
 from perdure.processors.ports import DefinitionSource, ToolAnswer, ToolInvocation
 from perdure.schemas.definition import AgentDefinition
+from perdure.schemas.json_schema import Check
 from perdure.schemas.results import Completed, Declined, Failed, Reconciled
 from perdure.schemas.values import Answer, DeclineReason, FailureKind, Purpose
 

@@ -32,7 +32,6 @@ from perdure.connectors.declared_tool import (
     output_check,
     unless_aborted,
 )
-from perdure.connectors.json_schema import Check
 from perdure.connectors.tool import (
     TOOL_TIMEOUT_S_DEFAULT,
     EffectName,
@@ -44,6 +43,7 @@ from perdure.connectors.tool import (
 )
 from perdure.connectors.tool_failures import ConnectionLost, ToolFailure, UnusableOutput
 from perdure.schemas.canonical import NotJson, canonical_json, loads_json
+from perdure.schemas.json_schema import Check
 from perdure.schemas.limits import JSON_BYTES_MAX
 from perdure.schemas.values import Effect
 

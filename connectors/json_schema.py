@@ -12,15 +12,14 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Protocol, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from perdure.schemas.errors import Reject
+from perdure.schemas.json_schema import CannotApply, Check, InvalidSchema, compile_check
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
-FAULTS_SHOWN_MAX: Final = 5
-FAULT_CHARS_MAX: Final = 300
 
 _ARGS_HEADING: Final = re.compile(r"^(Args|Arguments|Parameters):\s*$")
 _ARG_LINE: Final = re.compile(r"^\s*\*{0,2}(\w+)(?:\s*\([^)]*\))?:\s*(.*)$")
@@ -112,44 +111,22 @@ def check_object_schema(schema: Mapping[str, Any]) -> None:
         raise UnusableSchema(f"It is no JSON: {error}.") from error
 
 
-class Check(Protocol):
-    """``check(value)``: what is wrong with it, in words for the model; None if nothing is."""
-
-    def __call__(self, value: object, /) -> str | None: ...
-
-
 def compile_schema(schema: Mapping[str, Any]) -> Check:
     """A checker for one schema (draft 2020-12 unless ``$schema`` says otherwise). Raises
-    :class:`UnusableSchema`.
-
-    References are resolved inside the schema only; nothing is ever fetched.
+    :class:`UnusableSchema`. What it returns raises nothing: a schema that can not be applied is a fault.
     """
-    import referencing
-    import referencing.exceptions
-    from jsonschema.exceptions import SchemaError
-    from jsonschema.validators import Draft202012Validator, validator_for
-
-    untyped: Any = validator_for(dict(schema), default=Draft202012Validator)
     try:
-        untyped.check_schema(schema)
-    except SchemaError as error:
-        raise UnusableSchema(error.message[:FAULT_CHARS_MAX]) from error
-    validator: Any = untyped(schema, registry=cast("Any", referencing).Registry())
+        check = compile_check(schema)
+    except InvalidSchema as error:
+        raise UnusableSchema(error.detail) from error
 
-    def check(value: object) -> str | None:
-        faults: list[str] = []
+    def fault(value: object) -> str | None:
         try:
-            for fault in validator.iter_errors(value):
-                if len(faults) == FAULTS_SHOWN_MAX:
-                    faults.append("and more")
-                    break
-                faults.append(f"{fault.json_path}: {fault.message[:FAULT_CHARS_MAX]}")
-        except (referencing.exceptions.Unresolvable, RecursionError, re.error) as error:
-            # A schema that turns out to be none only with this value; the tool is not called on trust.
-            faults.append(f"the tool's schema cannot be applied: {error!r:.200}")
-        return "; ".join(faults) or None
+            return check(value)
+        except CannotApply as error:  # the tool is not called on trust
+            return f"the tool's schema cannot be applied: {error.detail}"
 
-    return check
+    return fault
 
 
 def _hints_of(function: Callable[..., Any]) -> dict[str, Any]:

@@ -37,7 +37,6 @@ from perdure.connectors.guardian import (
     head_of,
     tail_of,
 )
-from perdure.connectors.json_schema import Check
 from perdure.connectors.tool import (
     TOOL_TIMEOUT_S_DEFAULT,
     EffectName,
@@ -50,6 +49,7 @@ from perdure.connectors.tool import (
 from perdure.connectors.tool_failures import DeadlinePassed, ToolFailure, UnusableOutput
 from perdure.processors.abort import Aborted
 from perdure.schemas.canonical import NotJson, canonical_json, loads_json
+from perdure.schemas.json_schema import Check
 from perdure.schemas.limits import JSON_BYTES_MAX
 from perdure.schemas.values import Effect
 

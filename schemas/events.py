@@ -15,6 +15,7 @@ from perdure.schemas.values import (
     Effect,
     PendingKind,
     Provenance,
+    Recipient,
     ResultSource,
     Struct,
     Usage,
@@ -58,7 +59,8 @@ class TurnStarted(Struct, frozen=True, tag="TurnStarted"):
 
     ``texts``: appended to the transcript after the tool results, in order (signals, a resume's message, the
     final notice). ``allow_tools`` False: the last turn. ``reserved``: the worst case of this attempt, held
-    against the budget until its usage is known.
+    against the budget until its usage is known. ``is_repair``: the answer before violated the output schema,
+    and the model is told how.
     """
 
     turn: int
@@ -70,6 +72,7 @@ class TurnStarted(Struct, frozen=True, tag="TurnStarted"):
     texts: tuple[str, ...] = ()
     allow_tools: bool = True
     reserved: Usage = Usage()
+    is_repair: bool = False
 
 
 class TurnResumed(Struct, frozen=True, tag="TurnResumed"):
@@ -220,7 +223,11 @@ class ToolCompleted(Struct, frozen=True, tag="ToolCompleted"):
 
 
 class ApprovalRequested(Struct, frozen=True, tag="ApprovalRequested"):
-    """A person has to decide about a call. ``known``: UTF-8 JSON object that says exactly what is known."""
+    """A person has to decide about a call. ``known``: UTF-8 JSON object that says exactly what is known.
+
+    Asked again about the same call, it takes the place of the earlier question. ``recipient``: who would
+    carry the call out; it is checked again before anybody does.
+    """
 
     turn: int
     call_id: str
@@ -229,10 +236,16 @@ class ApprovalRequested(Struct, frozen=True, tag="ApprovalRequested"):
     verdicts: tuple[Verdict, ...]
     token: str
     deadline_ms: int | None
+    recipient: Recipient | None = None
 
 
 class DecisionRecorded(Struct, frozen=True, tag="DecisionRecorded"):
-    """The first valid decision about a pending call."""
+    """The first valid decision about a pending call.
+
+    ``arguments``: what a person put in place of the model's arguments, canonical JSON (RFC 8785).
+    ``arguments_sha256``: of the arguments that the decision is about, edited or not. ``told``: what the next
+    turn tells the model of them.
+    """
 
     turn: int
     call_id: str
@@ -240,21 +253,26 @@ class DecisionRecorded(Struct, frozen=True, tag="DecisionRecorded"):
     decided_by: str
     message: str | None = None
     arguments: bytes | None = None
+    arguments_sha256: bytes = b""
+    told: str | None = None
 
 
 class CommandRejected(Struct, frozen=True, tag="CommandRejected"):
-    """A command changed nothing; ``reason`` is stable."""
+    """A command changed nothing; ``reason`` is stable, ``message`` says more to people."""
 
     kind: str
     reason: str
+    message: str = ""
 
 
 class SurplusRecorded(Struct, frozen=True, tag="SurplusRecorded"):
     """A result that changes no state: late, of another attempt, or a second one. Its usage still counts.
 
     ``corrects_estimate``: the usage replaces the estimate that was charged for this request id.
-    ``content``: what a tool answered after its run had ended; a resume takes it as the call's result.
+    ``content``: what a tool answered after its run had ended, or after a synthetic result had been put in its
+    place: it becomes the call's result, for no model has seen another yet.
     ``closes_attempt``: the attempt is known to be over, one way or the other.
+    ``told``: what the next turn tells the model of it, where that has seen another result.
     """
 
     turn: int
@@ -269,6 +287,7 @@ class SurplusRecorded(Struct, frozen=True, tag="SurplusRecorded"):
     content: bytes | None = None
     is_error: bool = False
     closes_attempt: bool = False
+    told: str | None = None
 
 
 class RunCompleted(Struct, frozen=True, tag="RunCompleted"):

@@ -1,11 +1,18 @@
-"""JSON Schemas of tool inputs and outputs: checked before a run is pinned to them."""
+"""JSON Schemas: checked before a run is pinned to them, then applied to what tools and models say."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from functools import lru_cache
+from typing import Any, Final, Protocol, cast
 
+from perdure.schemas.canonical import canonical_json, loads_json
 from perdure.schemas.errors import Reject, Stop
+
+FAULTS_SHOWN_MAX: Final = 5
+FAULT_CHARS_MAX: Final = 300
+COMPILED_MAX: Final = 256
 
 
 class InvalidSchema(Reject):
@@ -39,6 +46,66 @@ def check_schema(schema: Mapping[str, Any]) -> None:
     foreign = _foreign_reference(schema)
     if foreign is not None:
         raise InvalidSchema(f"It refers to {foreign:.200}, outside itself.")
+
+
+class CannotApply(Reject):
+    """The schema turns out to be none only with this value."""
+
+    code = "schema_cannot_be_applied"
+    remedy = "Correct the schema."
+
+
+class Check(Protocol):
+    """``check(value)``: what is wrong with it, in words for the model; None if nothing is.
+
+    Raises :class:`CannotApply`, and nothing else.
+    """
+
+    def __call__(self, value: object, /) -> str | None: ...
+
+
+def compile_check(schema: Mapping[str, Any]) -> Check:
+    """A checker for one schema, in the dialect as of :func:`check_schema`.
+
+    References are resolved inside the schema only; nothing is ever fetched. Raises :class:`InvalidSchema` or
+    :class:`ValidatorMissing`.
+    """
+    try:
+        import referencing
+        import referencing.exceptions
+        from jsonschema.validators import Draft202012Validator, validator_for
+    except ImportError as error:
+        raise ValidatorMissing from error
+    check_schema(schema)
+    untyped: Any = validator_for(dict(schema), default=Draft202012Validator)
+    validator: Any = untyped(schema, registry=cast("Any", referencing).Registry())
+
+    def check(value: object) -> str | None:
+        faults: list[str] = []
+        try:
+            for fault in validator.iter_errors(value):
+                if len(faults) == FAULTS_SHOWN_MAX:
+                    faults.append("and more")
+                    break
+                faults.append(f"{fault.json_path[:FAULT_CHARS_MAX]}: {fault.message[:FAULT_CHARS_MAX]}")
+        except (referencing.exceptions.Unresolvable, RecursionError, re.error, ArithmeticError) as error:
+            raise CannotApply(f"{error!r:.200}") from error
+        return "; ".join(faults) or None
+
+    return check
+
+
+def fault_in(schema: Mapping[str, Any], value: object) -> str | None:
+    """What ``schema`` finds wrong with ``value``; None: nothing. Compiled schemas are remembered.
+
+    Raises :class:`InvalidSchema`, :class:`CannotApply` or :class:`ValidatorMissing`.
+    """
+    return _compiled(canonical_json(schema))(value)
+
+
+@lru_cache(COMPILED_MAX)
+def _compiled(schema: bytes) -> Check:
+    return compile_check(cast("Mapping[str, Any]", loads_json(schema)))
 
 
 def _foreign_reference(schema: object) -> str | None:

@@ -7,6 +7,7 @@ from perdure.schemas.values import (
     LogPosition,
     PendingKind,
     Provenance,
+    Recipient,
     RunState,
     Struct,
     Usage,
@@ -61,7 +62,7 @@ class Approval(Struct, frozen=True):
     """run-approvals, keyed run_id/call_id: a person is asked. Removed (tombstone) when nobody need answer it.
 
     ``known``: UTF-8 JSON object that says what is known of an ambiguous call. ``verdicts``: the decisions it
-    takes.
+    takes. ``recipient``: who would carry the call out.
     """
 
     run_id: str
@@ -77,6 +78,7 @@ class Approval(Struct, frozen=True):
     requested_ms: int
     deadline_ms: int | None
     provenance: Provenance
+    recipient: Recipient | None = None
 
 
 class RunSignal(Struct, frozen=True):

@@ -44,7 +44,8 @@ class ToolRequest(Struct, frozen=True):
     """Ask for one attempt of a tool call, or (``purpose`` RECONCILE) what became of one.
 
     For RECONCILE, ``tool`` names the reconciliation tool, ``effect`` is read_only, ``attempt`` is the attempt
-    in doubt and ``started_ms`` when it was started (None: not known).
+    in doubt and ``started_ms`` when it was started (None: not known). ``recipient``: digest of the recipient
+    that a person approved (``schemas.recipient``); empty: nobody was asked.
     """
 
     run_id: str
@@ -63,3 +64,4 @@ class ToolRequest(Struct, frozen=True):
     purpose: Purpose = Purpose.CALL
     started_ms: int | None = None
     trace_context: str | None = None
+    recipient: bytes = b""

@@ -69,6 +69,15 @@ class PendingKind(StrEnum):
     AMBIGUITY = "ambiguity"  # it may have run; nothing can tell
 
 
+class ExecutorKind(StrEnum):
+    """What carries out a tool's calls."""
+
+    FUNCTION = "function"
+    SUBPROCESS = "subprocess"
+    HTTP = "http"
+    MCP = "mcp"
+
+
 class Purpose(StrEnum):
     """What a tool request asks for."""
 
@@ -141,6 +150,18 @@ class Budget(Struct, frozen=True):
     cache_creation_tokens: int | None = None
     cache_read_tokens: int | None = None
     cost_nano_usd: int | None = None
+
+
+class Recipient(Struct, frozen=True):
+    """Who carries out a call: what a person who approves it lets act.
+
+    ``server``: name or address of what is outside of the worker, empty for a function. ``schema_sha256``: of
+    all that is said of the tool's input and output, lower-case hex.
+    """
+
+    executor: ExecutorKind
+    server: str
+    schema_sha256: str
 
 
 class Provenance(Struct, frozen=True):

@@ -171,6 +171,7 @@ def _turn_started(run: Run, body: ev.TurnStarted) -> Run:
         model=model,
         calls=(),
         texts=() if body.texts else run.texts,
+        repair_turn=body.turn if body.is_repair else run.repair_turn,
         waiting_for=None,
         retry_at_ms=None,
     )
@@ -224,6 +225,7 @@ def _resumed(run: Run, body: ev.RunResumed) -> Run:
         texts=run.texts if body.message is None else (*run.texts, body.message),
         failures=0,
         interceptions=0,
+        repair_turn=0 if run.closed and run.closed.code == "output_invalid" else run.repair_turn,
         deadline_ms=None,
         not_before_ms=None,
     )

@@ -7,14 +7,13 @@ from msgspec.structs import replace
 from perdure.processors.machine.assistant import AssistantMessage, MalformedReply, normalise_assistant
 from perdure.processors.machine.draft import Draft
 from perdure.processors.machine.inputs import SendTranscript
+from perdure.processors.machine.output import MAX_TURNS, complete
 from perdure.processors.machine.requests import request_calls
 from perdure.processors.machine.state import ModelCall
 from perdure.processors.machine.surplus import record_surplus
 from perdure.processors.machine.turns import advance, ask_again, fail
 from perdure.schemas import events as ev
 from perdure.schemas import results as rs
-from perdure.schemas.canonical import dumps_verbatim, loads_json
-from perdure.schemas.errors import Reject
 from perdure.schemas.values import Usage
 
 NO_MESSAGE = frozenset({"refusal", "model_context_window_exceeded"})
@@ -174,18 +173,4 @@ def _continue(draft: Draft, model: ModelCall, stop_reason: str, message: Assista
     elif stop_reason == "pause_turn":
         advance(draft)
     else:
-        complete(draft, message.text, stop_reason if model.allow_tools else "max_turns")
-
-
-def complete(draft: Draft, text: str, stop_reason: str) -> None:
-    """End the run with its output: the text, or the JSON in it where the agent has an output schema."""
-    output = dumps_verbatim(text)
-    if draft.definition.output_schema is not None:
-        try:
-            output = dumps_verbatim(loads_json(text.encode()))
-        except Reject:
-            fail(
-                draft, "output_invalid", "the answer is no JSON, which the agent's schema asks for", "output"
-            )
-            return
-    draft.emit(ev.RunCompleted(output=output, stop_reason=stop_reason))
+        complete(draft, message.text, stop_reason if model.allow_tools else MAX_TURNS)

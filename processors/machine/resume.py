@@ -8,7 +8,7 @@ from perdure.processors.machine.messages import clean_text
 from perdure.processors.machine.requests import NOT_STARTED, answer, answer_error
 from perdure.processors.machine.room import has_room_for
 from perdure.processors.machine.schedule import wants_slot
-from perdure.processors.machine.state import Call
+from perdure.processors.machine.state import Call, Run
 from perdure.processors.machine.turns import advance, ask_turn, start_turn
 from perdure.schemas import commands as cmd
 from perdure.schemas import events as ev
@@ -41,7 +41,7 @@ def resume(draft: Draft, body: cmd.Resume) -> None:
     run = draft.run
     message = None if body.message is None else clean_text(body.message)
     if message is None and not run.texts and run.turn == run.turns_completed > 0 and not run.calls:
-        message = CONTINUE  # the transcript ends with the model's own message: something has to follow it
+        message = _what_to_do(run)
     draft.emit(
         ev.RunResumed(
             execution=run.execution + 1,
@@ -51,6 +51,14 @@ def resume(draft: Draft, body: cmd.Resume) -> None:
         )
     )
     start_if_possible(draft)
+
+
+def _what_to_do(run: Run) -> str:
+    """The transcript ends with the model's own message: something has to follow it."""
+    closed = run.closed
+    if closed is not None and closed.code == "output_invalid":
+        return f"Your answer could not be taken: {closed.message}. Answer again."
+    return CONTINUE
 
 
 def start_if_possible(draft: Draft) -> None:

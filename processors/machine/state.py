@@ -146,6 +146,7 @@ class Run(Struct, frozen=True):
     ``failures``: model attempts of this execution that ended without a message. ``attempts``: of the current
     turn. ``usage`` holds ``estimates``, what was charged for attempts whose usage is not known yet.
     ``last_input_tokens``: of the last response, all kinds. ``texts``: what the next turn tells the model.
+    ``repair_turn``: in which this execution's answer was to be mended, 0: none.
     ``window``: the newest calls, for repetition. ``interceptions``: calls answered instead of executed.
     """
 
@@ -185,6 +186,7 @@ class Run(Struct, frozen=True):
     window: tuple[Seen, ...] = ()
     interceptions: int = 0
     closed: Closed | None = None
+    repair_turn: int = 0
 
     def call(self, call_id: str) -> Call | None:
         return next((call for call in self.calls if call.call_id == call_id), None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from perdure.processors.machine.budget import Refusal, grant
+from perdure.processors.machine.budget import Grant, Refusal, grant
 from perdure.processors.machine.draft import Draft
 from perdure.processors.machine.repetition import INTERCEPTIONS_MAX
 from perdure.schemas import events as ev
@@ -12,9 +12,13 @@ from perdure.schemas.values import RunState
 
 FINAL_NOTICE: Final = (
     "This is the last turn of this run and tools can no longer be used. Give the best answer you can from "
-    "what is known now; if the task is unfinished, hand it over: what is done, what is open, and what should "
-    "happen next."
+    "what is known now."
 )
+HAND_OVER_NOTICE: Final = (
+    " If the task is unfinished, hand it over instead: answer with nothing but one JSON object with the "
+    'members "done", "open" and "next": what is done, what is open, and what should happen next.'
+)
+SCHEMA_NOTICE: Final = " The answer still has to match the JSON Schema of the output."
 
 
 def start_turn(draft: Draft) -> None:
@@ -30,8 +34,29 @@ def ask_turn(draft: Draft, turn: int, attempt: int) -> None:
     """The first attempt of a turn in this execution: it takes what is to be told, and the final notice."""
     run = draft.run
     is_final = turn >= run.max_turns
-    texts = (*run.texts, FINAL_NOTICE) if is_final else run.texts
+    texts = (*run.texts, final_notice(draft)) if is_final else run.texts
     _ask(draft, turn, attempt, texts=texts, allow_tools=not is_final)
+
+
+def final_notice(draft: Draft) -> str:
+    """What the model is told in the last turn: a hand-over is structured, whatever form it has to have."""
+    structured = SCHEMA_NOTICE if draft.definition.output_schema is not None else HAND_OVER_NOTICE
+    return FINAL_NOTICE + structured
+
+
+def repair_turn(draft: Draft, text: str, fault: str) -> None:
+    """Have the model mend its answer, within the guards; where they forbid it, the answer stays invalid."""
+    run, turn = draft.run, draft.run.turn + 1
+    if turn > run.max_turns:
+        fail(draft, "output_invalid", f"no turn is left to mend the answer: {fault}", "output")
+        return
+    is_final = turn == run.max_turns
+    texts = (*run.texts, text, *((final_notice(draft),) if is_final else ()))
+    granted = grant(run, draft.definition, draft.context.price, coming_bytes(draft, turn, texts))
+    if isinstance(granted, Refusal):
+        fail(draft, "output_invalid", f"the budget does not allow to mend the answer: {fault}", "output")
+        return
+    _write(draft, turn, 1, granted, texts=texts, allow_tools=not is_final, is_repair=True)
 
 
 def ask_again(draft: Draft) -> None:
@@ -43,13 +68,26 @@ def ask_again(draft: Draft) -> None:
 
 def _ask(draft: Draft, turn: int, attempt: int, *, texts: tuple[str, ...], allow_tools: bool) -> None:
     """Write one attempt of a turn, unless its worst case would breach the budget."""
-    definition, settings = draft.definition, draft.context.settings
-    granted = grant(draft.run, definition, draft.context.price, coming_bytes(draft, turn, texts))
+    granted = grant(draft.run, draft.definition, draft.context.price, coming_bytes(draft, turn, texts))
     if isinstance(granted, Refusal):
         if draft.run.state is RunState.QUEUED:
             draft.emit(ev.TurnResumed(draft.run.turn))
         fail(draft, "budget_exceeded", granted.message, "budget")
         return
+    _write(draft, turn, attempt, granted, texts=texts, allow_tools=allow_tools)
+
+
+def _write(
+    draft: Draft,
+    turn: int,
+    attempt: int,
+    granted: Grant,
+    *,
+    texts: tuple[str, ...],
+    allow_tools: bool,
+    is_repair: bool = False,
+) -> None:
+    definition, settings = draft.definition, draft.context.settings
     draft.emit(
         ev.TurnStarted(
             turn=turn,
@@ -61,6 +99,7 @@ def _ask(draft: Draft, turn: int, attempt: int, *, texts: tuple[str, ...], allow
             texts=texts,
             allow_tools=allow_tools,
             reserved=granted.reserved,
+            is_repair=is_repair,
         )
     )
 
