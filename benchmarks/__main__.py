@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks import history, legs, report, sizes
+from benchmarks import history, legs, parked, report, sizes
 from benchmarks.driving import Driver, Measured, RunsStalled, RunsWrong
 from benchmarks.profiling import CLOCKS, hottest
-from benchmarks.stage import BROKER, FOLDER, Stage, Wanted, WorkerGone, stage
+from benchmarks.stage import BROKER, FOLDER, Stage, Wanted, WorkerGone, stage, usual
 from benchmarks.usage import busy_share, peak_memory_mb, usage
 from perdure.connectors.kafka_jars import KAFKA_VERSION
 from perdure.connectors.local_kafka import BOOTSTRAP_VARIABLE
@@ -32,6 +32,8 @@ WATCH_S: Final = 1.0
 IDLE_S: Final = 5.0
 EXIT_ERROR: Final = 2
 EXIT_INTERRUPTED: Final = 130
+OTHERS: Final = {"parked": parked.main}
+"""Further benchmarks, by the word that chooses them."""
 
 _begun_s: Final = time.perf_counter()
 
@@ -76,12 +78,15 @@ def _count(text: str) -> int:
 
 
 def main(given: Sequence[str] | None = None) -> int:
+    given = sys.argv[1:] if given is None else given
+    if given and given[0] in OTHERS:
+        return OTHERS[given[0]](given[1:])
     options = options_of(given)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda received, _: sys.exit(128 + received))
     wanted = Wanted(
         options.partitions,
-        Effect(options.effect),
+        usual(Effect(options.effect)),
         options.flush,
         options.profile,
         options.folder,

@@ -11,13 +11,14 @@ import sys
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from confluent_kafka import KafkaException
 
-from benchmarks.workload import agent_of, app_place
+from benchmarks.workload import MODEL_PLACE, app_place
+from perdure.connectors.agent import load_app
 from perdure.connectors.client import Client
 from perdure.connectors.java import JavaProcess
 from perdure.connectors.local_kafka import BOOTSTRAP_VARIABLE, LocalKafka
@@ -44,11 +45,27 @@ class WorkerGone(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Load:
+    """What the workers serve. ``app``, ``model``: places (module:object) of an App and of a function that
+    makes a ModelPort; without a model they ask the Messages API. ``told``: further settings of the workers.
+    """
+
+    app: str
+    model: str | None = MODEL_PLACE
+    told: Mapping[str, object] = field(default_factory=dict[str, object])
+
+
+def usual(effect: Effect) -> Load:
+    """The workload of the main benchmark, its tool declared with ``effect``."""
+    return Load(app_place(effect))
+
+
+@dataclass(frozen=True, slots=True)
 class Wanted:
     """``flush``: the local broker calls fsync for every append. ``profile``: cpu, wall or None."""
 
     partitions: int
-    effect: Effect
+    load: Load
     flush: bool
     profile: str | None
     folder: Path
@@ -61,9 +78,10 @@ class Stage:
 
     folder: Path
     settings: Settings
+    wanted: Wanted
     is_given: bool
-    pids: Mapping[str, int]
-    workers: Mapping[Role, JavaProcess]
+    pids: dict[str, int]
+    workers: dict[Role, JavaProcess]
 
     @property
     def log(self) -> KafkaLog:
@@ -82,6 +100,16 @@ class Stage:
             for role in self.workers
         }
         return "\n".join(f"{name}: {tail.strip() or '(nothing)'}" for name, tail in tails.items())
+
+    def kill(self, role: Role) -> None:
+        """Kill -9, and wait until it is gone."""
+        self.workers[role].signal(signal.SIGKILL)
+        self.workers[role].wait(KILL_S)
+
+    def start(self, role: Role) -> None:
+        """Start a worker of the role, with the settings of the one before."""
+        self.workers[role] = _start(role, self.folder, self.settings, self.wanted)
+        self.pids[role.value] = self.workers[role].pid
 
     def end_workers(self) -> None:
         """Let all of them drain; by force, if that takes too long. Idempotent."""
@@ -116,11 +144,12 @@ def stage(wanted: Wanted, tell: Callable[[str], None]) -> Generator[Stage]:
             stack.callback(_remove_topics, settings)
         provisioned(settings)
         with Client(settings) as client:
-            client.publish(agent_of(wanted.effect))
-        workers = {role: _start(role, folder, settings, wanted) for role in Role}
-        pids |= {role.value: worker.pid for role, worker in workers.items()}
-        put_up = Stage(folder, settings, bool(given), pids, workers)
+            for agent in load_app(wanted.load.app, ROOT).agents:
+                client.publish(agent)
+        put_up = Stage(folder, settings, wanted, bool(given), pids, {})
         stack.callback(put_up.end_workers)
+        for role in Role:
+            put_up.start(role)
         yield put_up
 
 
@@ -151,14 +180,16 @@ def _start(role: Role, folder: Path, settings: Settings, wanted: Wanted) -> Java
         "model_concurrency": settings.model_concurrency,
         "log_level": settings.log_level,
         **{f"kafka.{name}": value for name, value in settings.kafka.items()},
+        **wanted.load.told,
     }
     if role is Role.TOOL_EXECUTOR:
-        told["app"] = app_place(wanted.effect)
+        told["app"] = wanted.load.app
     file = folder / f"{role.value}.json"
     file.touch(mode=0o600)
     file.write_text(json.dumps(told))
     profiled = ["--profile", wanted.profile] if wanted.profile is not None else []
-    command = [sys.executable, "-m", "benchmarks.role", role.value, str(file), *profiled]
+    model = ["--model", wanted.load.model] if wanted.load.model is not None else []
+    command = [sys.executable, "-m", "benchmarks.role", role.value, str(file), *model, *profiled]
     with (folder / f"{role.value}.log").open("a") as output:
         return JavaProcess(command, output=output)
 

@@ -26,6 +26,7 @@ _QUERY_BYTES_IN_RESULT: Final = 20
 ANSWER: Final = ("final answer text. " * 60)[:ANSWER_BYTES]
 _RESULT: Final = ("tool result payload; " * 30)[: RESULT_BYTES - _QUERY_BYTES_IN_RESULT]
 AGENT: Final = "benchmark"
+MODEL_PLACE: Final = "benchmarks.workload:ScriptedModel"
 SAYING: Final = "I will call two tools now."
 
 

@@ -53,3 +53,29 @@ def test_it_measures_and_leaves_nothing_behind(kafka: str, tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
     left = AdminClient({"bootstrap.servers": kafka}).list_topics(timeout=10).topics
     assert [name for name in left if name.startswith("bench-")] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(TIMEOUT_S + 30)
+def test_parked_runs_go_on_after_a_kill_and_after_the_loss_of_the_store(kafka: str, tmp_path: Path) -> None:
+    """Every chosen run that waits for a person completes, whatever became of the orchestrator meanwhile."""
+    arguments = ("--runs=40", "--decisions=4", "--inflight=10", "--partitions=2", f"--folder={tmp_path}")
+    answer = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "parked", *arguments],
+        env={**os.environ, BOOTSTRAP_VARIABLE: kafka},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr
+    figures: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
+    assert figures["parking"]["runs"] == 40
+    assert figures["per_run"]["orchestrator_store_bytes"] > 0
+    for part in (figures["decisions"], figures["after_kill"], figures["after_loss"]):
+        assert part["decisions"] == 4
+        assert 0 < part["resumed"]["p50_ms"] <= part["completed"]["p50_ms"] <= part["completed"]["max_ms"]
+    assert figures["after_kill"]["ready_s"] > 0
+    assert figures["after_loss"]["partitions"] == 2
+    assert list(tmp_path.iterdir()) == []
