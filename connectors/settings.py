@@ -138,7 +138,7 @@ DESCRIPTIONS: Final[Mapping[str, str]] = MappingProxyType(
         "anthropic_api_key": "Key of the Messages API.",
         "approval_token_key": "Key of the tokens that bind a decision to what was shown.",
         "blob_store": "Where large tool results are kept whole: a folder, or s3://BUCKET/PREFIX.",
-        "finished_runs_retention": "How long a finished run will be kept; this version purges none.",
+        "finished_runs_retention": "How long a run is kept after its last end, before it is purged.",
         "tool_concurrency": "Tool calls a worker makes at the same time.",
         "model_concurrency": "Model calls a worker makes at the same time.",
         "log_level": f"One of {', '.join(LOG_LEVELS)}.",

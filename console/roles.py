@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Final
 
 from perdure.connectors.agent import App
@@ -20,6 +21,7 @@ from perdure.processors.executor.engine import Executor
 from perdure.processors.executor.exits import Phase
 from perdure.processors.executor.settings import ExecutorSettings
 from perdure.processors.executor.work import Work
+from perdure.processors.machine.inputs import MachineSettings
 from perdure.processors.model_caller import ModelCaller
 from perdure.processors.orchestrator.host import Orchestrator, run_forever
 from perdure.processors.orchestrator.settings import OrchestratorSettings
@@ -139,7 +141,14 @@ def _run_orchestrator(means: Means, slot: Slot) -> int:
             means.entropy,
             book,
             OrchestratorSettings(
-                namespace=names, slot=slot.name, partitions=means.partitions, token_key=means.token_key
+                namespace=names,
+                slot=slot.name,
+                partitions=means.partitions,
+                token_key=means.token_key,
+                machine=MachineSettings(
+                    finished_runs_retention_ms=means.settings.finished_runs_retention
+                    // timedelta(milliseconds=1)
+                ),
             ),
             watchdog,
             SnapshotPrices(),

@@ -81,6 +81,8 @@ class Timeline:
                 return _Line("✉", "message", f"{excerpt(message)} (for the next turn)", is_inner=False)
             case ev.CommandRejected(kind=kind, reason=reason):
                 return _Line("✗", "refused", f"{kind}: {reason}", DOUBT, is_inner=False)
+            case ev.RunPurged():
+                return _Line("∅", "purged", "history deleted, id stays used", QUIET, is_inner=False)
             case ev.SurplusRecorded(call_id=call_id, kind=kind, reason=reason):
                 what = self._tools.get(call_id, "model")
                 return _Line("·", "surplus", f"{what}: {kind} ({reason}); changes nothing", QUIET)

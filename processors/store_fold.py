@@ -7,11 +7,14 @@ from typing import Final
 
 from perdure.processors import status
 from perdure.processors.machine.apply import appended, apply
-from perdure.processors.machine.schedule import holds_slot, next_due_ms, wants_slot
+from perdure.processors.machine.schedule import holds_slot, next_due_ms, purgeable_ms, wants_slot
 from perdure.processors.machine.state import Run
 from perdure.processors.store_overlay import Overlay
 from perdure.processors.store_rows import (
+    ENDED,
     HOLDER,
+    PURGED,
+    PURGING,
     QUARANTINE,
     QUEUE,
     TIMER,
@@ -21,10 +24,12 @@ from perdure.processors.store_rows import (
     message_key,
     named_key,
     pack,
+    pack_u64,
     result_key,
     timed_key,
+    u64_from,
 )
-from perdure.schemas.events import Event, ToolCompleted
+from perdure.schemas.events import Event, RunPurged, ToolCompleted
 from perdure.schemas.values import RunState, Struct
 
 SOMETIME_MS: Final = (1 << 63) - 1
@@ -47,6 +52,9 @@ def fold_event(overlay: Overlay, event: Event) -> Folded:
     run_id = event.run_id
     before = overlay.run(run_id)
     after = apply(before, event)
+    if isinstance(event.body, RunPurged):
+        purge_run(overlay, event)
+        return Folded(before, event, after, publish=False)
     messages = appended(before, event)
     first = before.message_count if before is not None else 0
     assert after.message_count == first + len(messages), "every message has a row"
@@ -74,6 +82,29 @@ def forget_run(overlay: Overlay, run_id: str) -> None:
     overlay.forget_run(run_id)
 
 
+def purge_run(overlay: Overlay, event: Event) -> None:
+    """A purge begins: the run's rows go, two say that it was there and what of its history is left.
+
+    Also without the run, where the events before it are deleted already.
+    """
+    forget_run(overlay, event.run_id)
+    overlay.put(named_key(PURGED, event.run_id), pack_u64(event.at_ms))
+    overlay.put(named_key(PURGING, event.run_id), pack_u64(event.seq - 1))
+    overlay.last_event_ms = max(overlay.last_event_ms, event.at_ms)
+
+
+def purge_event(overlay: Overlay, run_id: str, seq: int) -> None:
+    """An event of a purged run was deleted, and so were those after it. With the first the purge is done."""
+    key = named_key(PURGING, run_id)
+    left = overlay.get(key)
+    if left is None or u64_from(left) < seq:
+        return
+    if seq > 1:
+        overlay.put(key, pack_u64(seq - 1))
+    else:
+        overlay.delete(key)
+
+
 def quarantine_run(overlay: Overlay, run_id: str, row: QuarantineRow) -> None:
     """Stop a run whose history is damaged: no timer, no slot, no queue; its last good state stays to be
     seen.
@@ -97,6 +128,12 @@ def queue_key(run: Run) -> bytes | None:
     return timed_key(QUEUE, max(0, run.created_ms, run.not_before_ms or 0), run.run_id)
 
 
+def ended_key(run: Run) -> bytes | None:
+    """Set for an ended run of which nothing more can come: it may be purged some time after."""
+    ended_ms = purgeable_ms(run)
+    return None if ended_ms is None else timed_key(ENDED, max(0, ended_ms), run.run_id)
+
+
 def _put_result(overlay: Overlay, run_id: str, body: ToolCompleted) -> None:
     digest = hashlib.sha256(body.content).digest()
     row = ResultRow(body.attempt, body.is_error, body.source, digest)
@@ -104,7 +141,7 @@ def _put_result(overlay: Overlay, run_id: str, body: ToolCompleted) -> None:
 
 
 def _index(overlay: Overlay, before: Run | None, after: Run | None) -> None:
-    for key_of in (timer_key, queue_key):
+    for key_of in (timer_key, queue_key, ended_key):
         old = key_of(before) if before is not None else None
         new = key_of(after) if after is not None else None
         if old != new:

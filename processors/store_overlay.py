@@ -15,10 +15,13 @@ from perdure.processors.store import Reader
 from perdure.processors.store_rows import (
     AGE,
     CAUSE,
+    ENDED,
     HOLDER,
     MESSAGE,
     META,
     OF_RUN,
+    PURGED,
+    PURGING,
     QUARANTINE,
     QUEUE,
     RESULT,
@@ -59,6 +62,9 @@ PREFIXES: Final = (
     STATUS_TIMER,
     QUARANTINE,
     AGE,
+    PURGED,
+    PURGING,
+    ENDED,
 )
 SCAN_ROWS: Final = 1_000
 """Rows taken at a time where all rows of a kind are wanted."""
@@ -150,6 +156,16 @@ class Overlay:
 
     def put_cause(self, run_id: str, cause: str, seq: int, *, is_command: bool) -> None:
         self.put(cause_key(run_id, cause, is_command=is_command), pack_u64(seq))
+
+    def purged_ms(self, run_id: str) -> int | None:
+        """When the run was purged; None: it was not."""
+        value = self.get(named_key(PURGED, run_id))
+        return None if value is None else u64_from(value)
+
+    def purging(self, limit: int) -> list[tuple[str, int]]:
+        """(run id, seq of the newest event that is not deleted yet) of purges that go on."""
+        rows = self.scan(PURGING, end_of(PURGING), limit)
+        return [(name_from(key), u64_from(value)) for key, value in rows]
 
     def due(self, prefix: bytes, now_ms: int, limit: int) -> list[tuple[int, str]]:
         """(time, run id) of the rows under TIMER, STATUS_TIMER or QUEUE with time <= now, oldest first."""

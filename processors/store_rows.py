@@ -1,21 +1,22 @@
 """The rows of a partition: what their keys and values mean. Every row is derived from run-events.
 
-========= =============================================
-===================================================== prefix    key
-value ========= =============================================
-===================================================== ``m``
-:class:`Meta`: where in the log these rows belong ``r``     run id
-the run ``t``     run id, 0, message index (u32)                a message of its transcript, while it may be
-asked for ``o``     run id, 0, turn (u32), call id                :class:`ResultRow`: the call's effective
-result ``c``     run id, 0, "c" or "r", command or result id   seq of the event that answered it (u64) ``d``
-due time (u64, ms), run id                    timer: the run wants a TimerInput then ``q``     time (u64,
-ms), run id                        queue: the run waits for nothing but a slot, since then ``h``     run id
-the run holds a slot ``s``     run id                                        :class:`StatusRow`: when its
-status was last published ``w``     due time (u64, ms), run id                    timer: its status has a
-change that was not published ``x``     run id
-:class:`QuarantineRow`: its history is damaged ``a``     time (u64, ms)                                age
-mark: offset of run-results at that time (u64) ========= =============================================
-=====================================================
+::
+
+    m                                     :class:`Meta`: where in the log these rows belong
+    r run id                              the run
+    t run id, 0, message index (u32)      a message of its transcript, while it may be asked for
+    o run id, 0, turn (u32), call id      :class:`ResultRow`: the call's effective result
+    c run id, 0, "c" or "r", cause        command or result id: seq of the event that answered it (u64)
+    d due time (u64, ms), run id          timer: the run wants a TimerInput then
+    q time (u64, ms), run id              queue: the run waits for nothing but a slot, since then
+    h run id                              the run holds a slot
+    s run id                              :class:`StatusRow`: when its status was last published
+    w due time (u64, ms), run id          timer: its status has a change that was not published
+    x run id                              :class:`QuarantineRow`: its history is damaged
+    e time (u64, ms), run id              the run has ended, and since then nothing more can come of it
+    p run id                              the run was purged at that time (u64, ms); its id stays used
+    g run id                              its purge goes on: the newest event that is not deleted yet (u64)
+    a time (u64, ms)                      age mark: offset of run-results at that time (u64)
 
 Numbers are big-endian, so that keys sort as numbers do. Run ids hold no zero byte.
 """
@@ -35,7 +36,7 @@ from perdure.processors.machine.state import Run
 from perdure.processors.store import StoreBroken
 from perdure.schemas.values import ResultSource, Struct
 
-LAYOUT: Final = 1
+LAYOUT: Final = 2
 """Raised whenever rows are derived differently although their shapes are the same."""
 LAYOUT_DIGEST_CHARS: Final = 16
 
@@ -51,6 +52,9 @@ STATUS: Final = b"s"
 STATUS_TIMER: Final = b"w"
 QUARANTINE: Final = b"x"
 AGE: Final = b"a"
+PURGED: Final = b"p"
+PURGING: Final = b"g"
+ENDED: Final = b"e"
 
 OF_RUN: Final = (MESSAGE, RESULT, CAUSE)
 """Prefixes under which a run has rows ``run id, 0, ...``."""
@@ -190,7 +194,7 @@ def timed_from(key: bytes) -> tuple[int, str]:
 
 
 def named_key(prefix: bytes, run_id: str) -> bytes:
-    """Key of the one row a run has under ``HOLDER``, ``STATUS`` or ``QUARANTINE``."""
+    """Key of the one row a run has under a prefix without time, such as ``HOLDER`` or ``STATUS``."""
     return prefix + run_id.encode()
 
 

@@ -327,6 +327,12 @@ class RunResumed(Struct, frozen=True, tag="RunResumed"):
     budget: Budget | None
 
 
+class RunPurged(Struct, frozen=True, tag="RunPurged"):
+    """A run that has ended is forgotten: its other events are deleted after this one, from the last to the
+    first. This one stays, so that the run's id is never used again. It may stand alone.
+    """
+
+
 EventBody: TypeAlias = (
     RunCreated
     | AgentPinned
@@ -354,6 +360,7 @@ EventBody: TypeAlias = (
     | RunCancelled
     | RunTimedOut
     | RunResumed
+    | RunPurged
 )
 
 

@@ -53,8 +53,11 @@ class History:
         """Take in what was committed since; whether there was anything."""
         events = self._new(RUN_EVENTS)
         for record in events:
-            self._take(decode(Event, record.value))
+            if record.value is not None:  # else it was purged
+                self._take(decode(Event, record.value))
         for record in self._new(RUN_OUTCOMES):
+            if record.value is None:
+                continue
             outcome = decode(Outcome, record.value)
             self.outcomes[outcome.run_id].append(outcome)
             if [each.execution for each in self.outcomes[outcome.run_id]].count(outcome.execution) > 1:

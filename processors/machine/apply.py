@@ -14,7 +14,7 @@ from perdure.processors.machine.messages import message_of, texts_message
 from perdure.processors.machine.state import Closed, ModelCall, Run
 from perdure.processors.machine.transcript import extend_digest, start_digest
 from perdure.schemas import events as ev
-from perdure.schemas.values import RunState, Usage
+from perdure.schemas.values import Provenance, RunState, Usage
 
 NOT_COUNTED = frozenset({"unavailable", "expired", "suspect", "late_claim"})
 """Codes of ended model attempts that say nothing against the model."""
@@ -48,10 +48,10 @@ def apply(run: Run | None, event: ev.Event) -> Run:
         if not isinstance(body, ev.RunCreated) or event.seq != 1:
             raise IllegalEvent(f"{type(body).__name__} seq {event.seq} without a run")
         return _created(event, body)
-    if event.seq != run.seq + 1 or event.run_id != run.run_id:
+    if event.seq != run.seq + 1 or event.run_id != run.run_id or run.is_purged:
         raise IllegalEvent(f"{event.run_id} seq {event.seq} after {run.run_id} seq {run.seq}")
     if run.state.is_terminal and not isinstance(
-        body, (ev.CommandRejected, ev.SurplusRecorded, ev.RunResumed)
+        body, (ev.CommandRejected, ev.SurplusRecorded, ev.RunResumed, ev.RunPurged)
     ):
         raise IllegalEvent(f"{type(body).__name__} in terminal state {run.state}")
     changed = _change(run, event)
@@ -118,6 +118,8 @@ def _change(run: Run, event: ev.Event) -> Run:
             return _closed(run, event.at_ms, body)
         case ev.RunResumed():
             return _resumed(run, body)
+        case ev.RunPurged():
+            return _purged(run)
         case _:
             return calls.change(run, event.at_ms, body)
     assert_never(body)
@@ -210,6 +212,26 @@ def _surplus(run: Run, body: ev.SurplusRecorded) -> Run:
     if body.content is not None:
         run = calls.keep_late(run, body.call_id, body.content, is_error=body.is_error)
     return calls.close_attempt(run, body.request_id) if body.closes_attempt else run
+
+
+def _purged(run: Run) -> Run:
+    """Nothing of what the run held is kept but that it was there and how it ended."""
+    if not run.state.is_terminal:
+        raise IllegalEvent(f"a purge in {run.state}")
+    assert run.closed is not None
+    return replace(
+        run,
+        is_purged=True,
+        closed=Closed(run.closed.at_ms, code=run.closed.code),
+        provenance=Provenance(),
+        calls=(),
+        tail=(),
+        texts=(),
+        window=(),
+        estimates=(),
+        seen_call_ids=b"",
+        input=None,
+    )
 
 
 def _resumed(run: Run, body: ev.RunResumed) -> Run:

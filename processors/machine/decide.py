@@ -11,11 +11,13 @@ from perdure.processors.machine.inputs import (
     Context,
     Decided,
     Input,
+    PurgeInput,
     RefuseInput,
     ResultInput,
     StartInput,
     TimerInput,
 )
+from perdure.processors.machine.purge import decide_purge
 from perdure.processors.machine.replies import decide_reply
 from perdure.processors.machine.results import decide_tool_result
 from perdure.processors.machine.resume import start_if_possible
@@ -47,6 +49,10 @@ def decide(run: Run | None, given: Input, context: Context) -> Decided:
             draft = Draft(given.run_id, run, context)
             if run is not None:
                 start_if_possible(draft)
+        case PurgeInput():
+            draft = Draft(given.run_id, run, context)
+            if run is not None:
+                decide_purge(draft)
         case _:
             assert_never(given)
     return draft.done()

@@ -42,7 +42,13 @@ class StartInput(Struct, frozen=True):
     run_id: str
 
 
-Input: TypeAlias = CommandInput | ResultInput | TimerInput | StartInput
+class PurgeInput(Struct, frozen=True):
+    """Whether this ended run is to be forgotten (``schedule.purgeable_ms``)."""
+
+    run_id: str
+
+
+Input: TypeAlias = CommandInput | ResultInput | TimerInput | StartInput | PurgeInput
 
 
 class MachineSettings(Struct, frozen=True):
@@ -50,6 +56,7 @@ class MachineSettings(Struct, frozen=True):
 
     ``dispatch_wait_ms_max``: how long a request may lie unstarted before it expires. ``clock_skew_ms_max``:
     how far the wall clocks of two workers may differ; added wherever an executor's instant is believed.
+    ``finished_runs_retention_ms``: how long a run is kept after its last end.
     """
 
     dispatch_wait_ms_max: int = 3_600_000
@@ -61,6 +68,7 @@ class MachineSettings(Struct, frozen=True):
     reconcile_asks_max: int = 5
     agent_wait_ms: int = 2_000
     approval_timeout_ms: int | None = None
+    finished_runs_retention_ms: int = 14 * 86_400_000
 
 
 class Context(Struct, frozen=True):

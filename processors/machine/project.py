@@ -72,6 +72,7 @@ def project(before: Run | None, event: ev.Event, after: Run) -> tuple[Projected,
             | ev.DecisionRecorded()
             | ev.CommandRejected()
             | ev.SurplusRecorded()
+            | ev.RunPurged()  # what other topics forget follows its last tombstone (orchestrator.purges)
         ):
             pass
         case _:

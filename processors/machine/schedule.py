@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from perdure.processors.machine.state import Call, CallPhase, Run
-from perdure.schemas.values import RunState
+from perdure.schemas.values import Effect, RunState
 
 HOLDS_SLOT: Final = frozenset({RunState.RUNNING, RunState.AWAITING_TOOL})
 
@@ -41,6 +41,21 @@ def call_due_ms(call: Call) -> int | None:
             return call.reconciliation.deadline_ms if call.reconciliation else None
         case CallPhase.REQUESTED | CallPhase.AMBIGUOUS | CallPhase.AWAITING_DECISION | CallPhase.DONE:
             return None
+
+
+def purgeable_ms(run: Run) -> int | None:
+    """Since when nothing more can come of an ended run; None: something can.
+
+    An attempt that may have had an effect stays open until somebody says what became of it; the others are
+    over with their deadline.
+    """
+    if run.closed is None or run.is_purged or not run.state.is_terminal:
+        return None
+    open_ones = [call for call in run.calls if call.attempt is not None and call.attempt.is_open]
+    if any(call.effect is Effect.NON_IDEMPOTENT and not call.is_done for call in open_ones):
+        return None
+    deadlines = (call.attempt.deadline_ms for call in open_ones if call.attempt is not None)
+    return max((run.closed.at_ms, *deadlines))
 
 
 def _due(run: Run) -> Iterator[int]:

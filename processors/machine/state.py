@@ -187,6 +187,7 @@ class Run(Struct, frozen=True):
     interceptions: int = 0
     closed: Closed | None = None
     repair_turn: int = 0
+    is_purged: bool = False
 
     def call(self, call_id: str) -> Call | None:
         return next((call for call in self.calls if call.call_id == call_id), None)

@@ -11,7 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Final, assert_never
 
 from msgspec.structs import replace
 
@@ -24,6 +24,7 @@ from perdure.processors.machine.inputs import (
     ENTROPY_BYTES,
     Context,
     Input,
+    PurgeInput,
     RefuseInput,
     SendTranscript,
     StartInput,
@@ -36,6 +37,7 @@ from perdure.processors.orchestrator.intake import Forward, Given, SetAside, Ski
 from perdure.processors.orchestrator.lookup import Lookup
 from perdure.processors.orchestrator.outgoing import Writer
 from perdure.processors.orchestrator.owned import Owned, anchor_digest
+from perdure.processors.orchestrator.purges import tombstones
 from perdure.processors.orchestrator.settings import OrchestratorSettings
 from perdure.processors.ports import Prices
 from perdure.processors.store_fold import fold_event, timer_key
@@ -59,6 +61,10 @@ from perdure.topics.table import (
     RUN_EVENTS,
     RUN_RESULTS,
 )
+
+READ_LATE_MS_MAX: Final = 3_600_000
+"""A command that stood in the log for longer than that when its run was purged was read before: a purge waits
+until what lay unread at take-over was read."""
 
 _log = logging.getLogger(__name__)
 
@@ -89,7 +95,7 @@ class Part:
 
 
 class Batch:
-    """One transaction's worth of work. ``outgoing``: (record, whether it is an event).
+    """One transaction's worth of work. ``outgoing``: (record, whether it goes to run-events).
 
     ``is_careful``: an input brings nothing with it (no start of a waiting run), so that a failure is its own.
     """
@@ -138,6 +144,7 @@ class Batch:
                     self._run_timers(part, limit - len(self.timers))
                 self._status_timers(part)
                 self._start_waiting(part)
+                self._purge(part)
 
     def set_aside(self, record: Record, code: str, reason: str) -> None:
         """Dead-letter ``record``."""
@@ -174,6 +181,10 @@ class Batch:
         if part.overlay.was_answered(given.run_id, given.cause, is_command=given.is_command):
             self.counts["duplicate"] += 1
             return
+        purged_ms = part.overlay.purged_ms(given.run_id)
+        if purged_ms is not None:
+            self._too_late(record, given, purged_ms)
+            return
         try:
             refused = self._feed(part, given.run_id, given.input)
         except (Retry, Restore):
@@ -189,6 +200,15 @@ class Batch:
         if refused is not None:
             self.set_aside(record, refused.code, refused.reason)
         self._start_waiting(part)
+
+    def _too_late(self, record: Record, given: Given, purged_ms: int) -> None:
+        """For a purged run. Its results can change nothing; whoever sent a command is to learn of it, unless
+        it is read once again and was answered when the run was there.
+        """
+        if given.is_command and record.timestamp_ms > purged_ms - READ_LATE_MS_MAX:
+            self.set_aside(record, "run_purged", f"run {given.run_id} was purged, and its id stays used")
+        else:
+            self.counts["input_of_purged"] += 1
 
     def _feed(self, part: Part, run_id: str, given: Input) -> RefuseInput | None:
         """decide, fold, project. All of it, or (raising) none."""
@@ -274,7 +294,7 @@ class Batch:
             if right is not None:
                 part.overlay.put(right, b"")
 
-    def _timer(self, part: Part, run_id: str, given: TimerInput | StartInput) -> None:
+    def _timer(self, part: Part, run_id: str, given: TimerInput | StartInput | PurgeInput) -> None:
         self.timers.append((part.owned.partition, run_id))
         try:
             self._feed(part, run_id, given)
@@ -296,6 +316,19 @@ class Batch:
                 continue
             status.note_published(part.overlay, run, part.now_ms)
             self.outgoing.append((self._writer.status(part.owned.partition, run), False))
+
+    def _purge(self, part: Part) -> None:
+        """Go on with the purges that were begun, then begin others."""
+        purges, limit = part.owned.purges, self._means.settings.batch_purged_max
+        if purges.look_ms > part.now_ms or part.owned.catch_up.left_s:
+            return
+        written = list(tombstones(part.overlay, self._names, part.owned.partition, limit))
+        if written:
+            # Before the events of this batch, so that the newest record of run-events is an event if any is.
+            self.outgoing[:0] = written
+            return
+        for run_id in purges.due(part.overlay, part.now_ms, limit):
+            self._timer(part, run_id, PurgeInput(run_id))
 
     def _announce(self, part: Part) -> None:
         """Tell operators of runs whose history was found damaged."""
@@ -327,8 +360,8 @@ class Batch:
         """Bring the stores to where the log is. Only after the transaction has committed."""
         topic = self._names.topic(RUN_EVENTS)
         for partition, part in self.parts.items():
-            if part.key is not None:
-                newest = tracked[TopicPartition(topic, partition)]
+            newest = tracked.get(TopicPartition(topic, partition))
+            if newest is not None:
                 part.owned.write(part.overlay, offset=newest + 1, anchor=part.anchor(newest))
             elif not part.overlay.is_empty:
                 part.owned.write(part.overlay)

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from perdure.processors.clock import Clock
 from perdure.processors.orchestrator.catch_up import CatchUp
+from perdure.processors.orchestrator.purges import Purges
 from perdure.processors.orchestrator.settings import OrchestratorSettings
 from perdure.processors.store import Store, StoreBroken, StoreFactory
 from perdure.processors.store_overlay import Overlay
@@ -45,7 +46,8 @@ class Owned:
     """One partition: its rows, where they stand in the log, and what is counted in memory.
 
     ``catch_up``: whether what lay unread at take-over was read. ``held``: runs that hold a slot.
-    ``penalties``: runs whose timers failed, with the time until which they rest.
+    ``penalties``: runs whose timers failed, with the time until which they rest. ``purges``: ended runs that
+    are to be forgotten.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Owned:
         self.held = 0
         self.quarantined: dict[str, QuarantineRow] = {}
         self.penalties: dict[str, int] = {}
+        self.purges = Purges(settings.machine)
         self.age_mark_ms = 0
         self.next_due_ms: int | None = None
         self._load()
@@ -149,6 +152,8 @@ class Owned:
         return max(self._clock.wall_ms(), self.meta.last_event_ms)
 
     def is_due(self, now_ms: int) -> bool:
+        if self.next_due_ms is not None and self.purges.look_ms <= self.next_due_ms <= now_ms:
+            self.find_next_due()  # there may be nothing to purge
         return self.next_due_ms is not None and self.next_due_ms <= now_ms
 
     def penalise(self, run_id: str, now_ms: int) -> None:
@@ -167,7 +172,12 @@ class Owned:
     def find_next_due(self) -> None:
         """Look up when this partition next wants attention without any input."""
         rows = Overlay(self.store)
-        times = [self._next_timer(rows), rows.next_time(STATUS_TIMER)]
+        self.purges.find(rows, self.now_ms())
+        times = [
+            self._caught_up(self._first_due(rows, TIMER)),
+            rows.next_time(STATUS_TIMER),
+            self._caught_up(self.purges.look_ms),
+        ]
         if self.held < self._settings.running_runs_max:
             times.append(self._first_due(rows, QUEUE))
         if any(not row.is_announced for row in self.quarantined.values()):
@@ -175,8 +185,8 @@ class Owned:
         times.extend(self.penalties.values())
         self.next_due_ms = min((time_ms for time_ms in times if time_ms is not None), default=None)
 
-    def _next_timer(self, rows: Overlay) -> int | None:
-        due_ms = self._first_due(rows, TIMER)
+    def _caught_up(self, due_ms: int | None) -> int | None:
+        """When it is due, given that it waits for what lay unread at take-over."""
         left_s = self.catch_up.left_s
         return due_ms if due_ms is None or not left_s else max(due_ms, self.now_ms() + ceil(left_s * 1_000))
 

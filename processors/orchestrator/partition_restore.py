@@ -12,11 +12,11 @@ from collections import Counter
 from typing import assert_never
 
 from perdure.processors.orchestrator.owned import Owned, anchor_digest
-from perdure.processors.store_fold import fold_event, forget_run, quarantine_run
+from perdure.processors.store_fold import fold_event, forget_run, purge_event, purge_run, quarantine_run
 from perdure.processors.store_overlay import Overlay
 from perdure.processors.store_rows import Anchor, QuarantineRow
 from perdure.schemas.codec import Undecodable, decode
-from perdure.schemas.events import Event
+from perdure.schemas.events import Event, RunPurged
 from perdure.schemas.keys import EventKey, InvalidKey
 from perdure.topics.log import Eof, Record
 
@@ -118,6 +118,9 @@ class PartitionRestore:
         self._event(event, Anchor(record.offset, record.key or b"", anchor_digest(record.value)))
 
     def _event(self, event: Event, anchor: Anchor) -> None:
+        if isinstance(event.body, RunPurged):
+            self._purged(event, anchor)
+            return
         run = self._overlay.run(event.run_id)
         if event.seq > (run.seq if run is not None else 0) + 1:
             self._held.setdefault(event.run_id, {})[event.seq] = (event, anchor)
@@ -127,7 +130,7 @@ class PartitionRestore:
         except Exception as error:  # noqa: BLE001 - a damaged history may make the machine meet anything
             self._damage(event.run_id, f"event {event.seq} does not follow: {error}", anchor.offset)
             return
-        self._anchor = anchor if self._anchor is None or anchor.offset > self._anchor.offset else self._anchor
+        self._move_anchor(anchor)
         held = self._held.get(event.run_id)
         if held is not None:
             following = held.pop(event.seq + 1, None)
@@ -136,8 +139,24 @@ class PartitionRestore:
             if following is not None:
                 self._event(*following)
 
+    def _move_anchor(self, anchor: Anchor) -> None:
+        if self._anchor is None or anchor.offset > self._anchor.offset:
+            self._anchor = anchor
+
+    def _purged(self, event: Event, anchor: Anchor) -> None:
+        """Whatever of the run's history is still there no longer matters; it is a beginning or nothing."""
+        self._held.pop(event.run_id, None)
+        self._removed.pop(event.run_id, None)
+        self._damaged.pop(event.run_id, None)
+        if self._overlay.purged_ms(event.run_id) is None:
+            purge_run(self._overlay, event)
+        self._move_anchor(anchor)
+
     def _tombstone(self, run_id: str, seq: int, offset: int) -> None:
-        """A purge removes a run's events from the last to the first; with the first the run is gone."""
+        """A run's events are removed from the last to the first; with the first the run is gone."""
+        if self._overlay.purged_ms(run_id) is not None:
+            purge_event(self._overlay, run_id, seq)
+            return
         if seq > 1:
             self._removed[run_id] = offset
             return

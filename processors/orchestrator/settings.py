@@ -31,6 +31,7 @@ class OrchestratorSettings:
     batch_busy_inputs: int = 50
     batch_wait_ms_max: int = 4
     batch_timers_max: int = 200
+    batch_purged_max: int = 200  # tombstones, and runs looked at
     poll_wait_ms_max: int = 100
     catch_up_quiet_ms: int = 2_000  # overdue timers wait that long for more of what lay unread at take-over
     input_bytes_max: int = INBOX_BYTES_MAX

@@ -82,6 +82,7 @@ OTHERS: list[ev.EventBody] = [
     ev.RunCancelled("why"),
     ev.RunTimedOut("approval"),
     ev.RunResumed(1, "go on", 5, None),
+    ev.RunPurged(),
 ]
 
 
