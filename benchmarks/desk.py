@@ -94,11 +94,11 @@ class Desk:
             self._learn(each, now_s)
         return len(messages)
 
-    def until(self, reached: Callable[[], bool], limit_s: float, what: str) -> None:
+    def until(self, reached: Callable[[], bool], limit_s: float, what: str, look_s: float = 0.05) -> None:
         """Read until something holds. Raises :class:`Stalled`."""
         end_s = time.perf_counter() + limit_s
         while not reached():
-            self.read(0.05)
+            self.read(look_s)
             if time.perf_counter() > end_s:
                 raise Stalled(f"{what}: not within {limit_s:.0f} s")
 

@@ -151,7 +151,11 @@ def _decide(desk: Desk, run_ids: Sequence[str]) -> dict[str, Any]:
         assert desk.outcomes[run_id].state is RunState.COMPLETED
         resumed.append(desk.answered_s[run_id] - sent_s)
         ended.append(desk.ended_s[run_id] - sent_s)
-    return {"decisions": len(run_ids), "resumed": _spread(resumed), "completed": _spread(ended)}
+    return {
+        "decisions": len(run_ids),
+        "resumed": report.spread_ms(resumed),
+        "completed": report.spread_ms(ended),
+    }
 
 
 def _approve(desk: Desk, run_id: str) -> float:
@@ -187,13 +191,6 @@ def _again(
 def _taken(run_ids: list[str], count: int) -> list[str]:
     taken, run_ids[:] = run_ids[:count], run_ids[count:]
     return taken
-
-
-def _spread(seconds: Sequence[float]) -> dict[str, float]:
-    return {
-        name: round(report.percentile(seconds, part) * 1000, 1)
-        for name, part in (("p50_ms", 0.5), ("p95_ms", 0.95), ("p99_ms", 0.99), ("max_ms", 1.0))
-    }
 
 
 def _stores(put_up: Stage) -> list[Path]:

@@ -31,6 +31,12 @@ def percentile(values: Sequence[float], part: float) -> float:
     return ordered[max(0, math.ceil(part * len(ordered)) - 1)]
 
 
+def spread_ms(seconds: Sequence[float]) -> dict[str, float]:
+    """Percentiles in milliseconds."""
+    parts = (("p50_ms", 0.5), ("p95_ms", 0.95), ("p99_ms", 0.99), ("max_ms", 1.0))
+    return {name: round(percentile(seconds, part) * 1000, 1) for name, part in parts}
+
+
 def latencies(measured: Measured) -> dict[str, Any]:
     """Milliseconds of a run, from its submit to when an independent reader has its outcome."""
     ms = [each * 1000 for each in measured.latencies_s]

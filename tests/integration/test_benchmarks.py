@@ -57,6 +57,31 @@ def test_it_measures_and_leaves_nothing_behind(kafka: str, tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.timeout(TIMEOUT_S + 30)
+def test_cancels_close_streams_and_end_processes(kafka: str, tmp_path: Path) -> None:
+    """Every cancelled stream is closed and every process of a cancelled command dies, within the aim and
+    what a busy machine adds.
+    """
+    arguments = ("--cancels=3", "--warmup=1", "--at-a-time=3", "--partitions=2", f"--folder={tmp_path}")
+    answer = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "cancel", *arguments],
+        env={**os.environ, BOOTSTRAP_VARIABLE: kafka},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr
+    figures: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
+    assert figures["stream"]["cancels"] == figures["command"]["cancels"] == 3
+    assert 0 < figures["stream"]["stream_closed"]["max_ms"] < 5_000
+    grace_ms = figures["grace_s"] * 1_000
+    assert grace_ms <= figures["command"]["processes_dead"]["p50_ms"] < grace_ms + 5_000
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(TIMEOUT_S + 30)
 def test_parked_runs_go_on_after_a_kill_and_after_the_loss_of_the_store(kafka: str, tmp_path: Path) -> None:
     """Every chosen run that waits for a person completes, whatever became of the orchestrator meanwhile."""
     arguments = ("--runs=40", "--decisions=4", "--inflight=10", "--partitions=2", f"--folder={tmp_path}")
