@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Agent",
+    "AgentTool",
     "App",
     "Client",
     "ContentBlocks",
@@ -33,6 +34,7 @@ __all__ = [
     "ToolError",
     "Verdict",
     "__version__",
+    "agent_tool",
     "did_not_happen",
     "happened",
     "http_tool",
@@ -45,6 +47,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from perdure.connectors.agent import Agent, App
+    from perdure.connectors.agent_tool import AgentTool, agent_tool
     from perdure.connectors.client import Client
     from perdure.connectors.http_tools import http_tool
     from perdure.connectors.mcp_tools import McpServer
@@ -66,6 +69,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Agent": "connectors.agent",
+    "AgentTool": "connectors.agent_tool",
     "App": "connectors.agent",
     "Client": "connectors.client",
     "ContentBlocks": "connectors.tool",
@@ -83,6 +87,7 @@ _HOME = {
     "ToolContext": "connectors.tool",
     "ToolError": "connectors.tool",
     "Verdict": "schemas.values",
+    "agent_tool": "connectors.agent_tool",
     "did_not_happen": "connectors.reconciler",
     "happened": "connectors.reconciler",
     "http_tool": "connectors.http_tools",

@@ -21,6 +21,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, cast
 
+from perdure.connectors.agent_tool import AgentTool
 from perdure.connectors.reconciler import Reconciler
 from perdure.connectors.tool import Tool
 from perdure.schemas import definition as definitions
@@ -64,6 +65,7 @@ class Agent:
         model_timeout_s: of one call of the model.
         parameters: further parameters of the Messages API, passed as they are.
         output_schema: JSON Schema of the run's output.
+        agents: other agents that it may call, declared with ``agent_tool``; each call is a run of its own.
 
     Raises:
         UnusableAgent.
@@ -80,6 +82,7 @@ class Agent:
     model_timeout_s: float = definitions.MODEL_TIMEOUT_MS_DEFAULT / 1000
     parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
     output_schema: Mapping[str, Any] | None = None
+    agents: Sequence[AgentTool] = ()
 
     def __post_init__(self) -> None:
         for what, text in (("name", self.name), ("version", self.version)):
@@ -95,6 +98,7 @@ class Agent:
     def _check_names(self) -> None:
         seen: set[str] = set()
         names = [each.name for each in self.tools] + [each.name for each in self.reconcilers]
+        names += [each.name for each in self.agents]
         for name in names:
             if name in seen:
                 raise UnusableAgent(f"{self.name}: two of its tools are called {name}.")
@@ -119,6 +123,7 @@ class Agent:
             tools=(
                 *(each.definition() for each in self.tools),
                 *(each.definition() for each in self.reconcilers),
+                *(each.definition() for each in self.agents),
             ),
             max_tokens=self.max_tokens,
             max_turns=self.max_turns,

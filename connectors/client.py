@@ -40,7 +40,7 @@ from perdure.processors.clock import Clock, Entropy, SystemClock, SystemEntropy,
 from perdure.processors.definitions import DefinitionBook, publish
 from perdure.schemas.canonical import NotJson, dumps_verbatim
 from perdure.schemas.codec import decode, encode
-from perdure.schemas.commands import Cancel, Command, CommandBody, Decide, Resume, Signal, Submit
+from perdure.schemas.commands import Cancel, Command, CommandBody, Decide, Fork, Resume, Signal, Submit
 from perdure.schemas.events import (
     CommandRejected,
     Event,
@@ -50,6 +50,7 @@ from perdure.schemas.events import (
     RunTimedOut,
     SurplusRecorded,
 )
+from perdure.schemas.keys import FAMILY_MARK
 from perdure.schemas.outputs import Approval, Outcome, Status
 from perdure.schemas.values import RUN_ID_PATTERN, Budget, Provenance, Verdict
 from perdure.topics.log import Log, Record
@@ -142,7 +143,8 @@ class Client:
             max_turns=max_turns,
             budget=budget,
         )
-        self._send(chosen, _from_now(asked, self._clock), command_id or _submit_id(asked), provenance)
+        command_id = command_id or _content_id("submit", asked)
+        self._send(chosen, _from_now(asked, self._clock), command_id, provenance)
         return chosen
 
     def publish(self, agent: Agent) -> str:
@@ -292,6 +294,39 @@ class Client:
         """Send a message into a running run; its next turn tells it to the model."""
         return self._send(run_id, Signal(message))
 
+    def fork(
+        self,
+        run_id: str,
+        *,
+        turn: int | None = None,
+        message: str | None = None,
+        fork_id: str | None = None,
+        max_turns: int | None = None,
+        budget: Budget | None = None,
+        deadline_s: float | None = None,
+        provenance: Provenance | None = None,
+    ) -> str:
+        """Start a new run where another one stood at the end of a turn; returns the new run's id.
+
+        The source is not touched and none of its calls is made again: what they answered is shared.
+
+        Args:
+            run_id: the source, in any state.
+            turn: the turn after which to go on; the last completed one by default.
+            message: told to the model with the fork's first turn. Needed where the turn called no tools.
+            fork_id: what follows the source's id and ``~`` in the new id; random by default.
+            max_turns: of the fork's own turns.
+            budget: narrows what it may use; the source's use does not count.
+            deadline_s: the fork is ended after so many seconds.
+            provenance: by default the source's.
+        """
+        new = f"{run_id}{FAMILY_MARK}{fork_id or new_id(self._entropy)}"
+        deadline_ms = None if deadline_s is None else self._clock.wall_ms() + round(deadline_s * 1000)
+        asked = Fork(turn, message, max_turns, budget)
+        command_id = _content_id("fork", asked)
+        self._send(new, msgspec.structs.replace(asked, deadline_ms=deadline_ms), command_id, provenance)
+        return new
+
     def answered(self, run_id: str, command_id: str, timeout_s: float = ANSWER_TIMEOUT_S) -> Event:
         """Wait for the run's answer to a command: the first event that it caused.
 
@@ -376,9 +411,9 @@ def _is_block(value: object) -> bool:
     return isinstance(value, Mapping) and isinstance(cast("Mapping[object, object]", value).get("type"), str)
 
 
-def _submit_id(asked: Submit) -> str:
+def _content_id(kind: str, asked: Submit | Fork) -> str:
     """Equal requests have equal ids; ``asked`` still holds spans where the command holds instants."""
-    return "submit-" + hashlib.sha256(encode(Command(asked))).hexdigest()[:32]
+    return f"{kind}-{hashlib.sha256(encode(Command(asked))).hexdigest()[:32]}"
 
 
 def _from_now(asked: Submit, clock: Clock) -> Submit:

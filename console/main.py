@@ -14,7 +14,19 @@ from typing import Annotated, Final
 import typer
 
 from perdure import __version__
-from perdure.console import blobs, config, decisions, dev, doctor, runs, schemas, topics, view, worker
+from perdure.console import (
+    blobs,
+    config,
+    decisions,
+    dev,
+    doctor,
+    forks,
+    runs,
+    schemas,
+    topics,
+    view,
+    worker,
+)
 from perdure.console.session import Session, exit_code_of, hoisted, parsed_set, shown_error
 from perdure.schemas.errors import PerdureError
 
@@ -29,7 +41,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for each in (dev, worker, view, runs, decisions, blobs, topics, config, doctor, schemas):
+for each in (dev, worker, view, runs, forks, decisions, blobs, topics, config, doctor, schemas):
     each.register(app)
 
 

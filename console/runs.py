@@ -75,7 +75,7 @@ def submit(
         print(json.dumps({"run_id": run_id}) if session.is_json else run_id)
         return
     session.say(run_id)
-    raise typer.Exit(_show(session, run_id, follow=True))
+    raise typer.Exit(show_run(session, run_id, follow=True))
 
 
 def show(
@@ -84,10 +84,10 @@ def show(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
 ) -> None:
     """A run's history: what happened, in order. With --json an event a line, as they are in the log."""
-    raise typer.Exit(_show(ctx.obj, run_id, follow=follow))
+    raise typer.Exit(show_run(ctx.obj, run_id, follow=follow))
 
 
-def _show(session: Session, run_id: str, *, follow: bool) -> int:
+def show_run(session: Session, run_id: str, *, follow: bool) -> int:
     """Print the timeline; 0 unless the run ended otherwise than completed."""
     from perdure.connectors.client import ENDINGS
     from perdure.connectors.client_errors import UnknownRun

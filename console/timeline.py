@@ -184,6 +184,8 @@ _CallBody = (
     | ev.ReconciliationAsked
     | ev.ReconciliationAnswered
     | ev.ToolCompleted
+    | ev.ChildStarted
+    | ev.ChildEnded
     | ev.ApprovalRequested
     | ev.DecisionRecorded
 )
@@ -217,6 +219,11 @@ def _of_call(body: _CallBody, tool: str, run_id: str) -> _Line | None:
             how = "" if source is ResultSource.EXECUTED else f" [{source}]"
             label, style = ("error", DOUBT) if is_error else ("result", OK)
             return _Line("←", label, f"{tool}: {_whole(run_id, body)}{excerpt(content)}{how}", style)
+        case ev.ChildStarted(child_id=child_id):
+            return _Line("→", "run", f"{tool}: {child_id}")
+        case ev.ChildEnded(child_id=child_id, state=state, usage=usage):
+            used = usage_text(usage)
+            return _Line("←", "ended", f"{child_id} {state}{', ' + used if used else ''}", QUIET)
         case ev.ApprovalRequested(kind=kind, call_id=call_id, verdicts=verdicts):
             why = "needs approval" if kind is PendingKind.APPROVAL else "may have run; nothing can tell"
             answers = " | ".join(verdict.replace("_", "-") for verdict in verdicts)

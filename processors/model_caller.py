@@ -183,6 +183,8 @@ class ModelCaller:
             timeout_ms=asked.timeout_ms,
             invocation_id=invocation_id,
             digest=asked.digest,
+            run_id=asked.run_id,
+            turn=asked.turn,
         )
         on_delta = self._listener(asked, request.partition, invocation_id)
 

@@ -27,6 +27,8 @@ class ModelInvocation(Struct, frozen=True):
     timeout_ms: int
     invocation_id: str
     digest: bytes
+    run_id: str = ""
+    turn: int = 0
 
 
 OnDelta: TypeAlias = Callable[[int, str, str], None]

@@ -29,8 +29,9 @@ from perdure.processors.store_rows import (
     timed_key,
     u64_from,
 )
-from perdure.schemas.events import Event, RunPurged, ToolCompleted
-from perdure.schemas.values import RunState, Struct
+from perdure.schemas.events import Event, ModelResponded, RunPurged, ToolCompleted
+from perdure.schemas.keys import source_of
+from perdure.schemas.values import Struct
 
 SOMETIME_MS: Final = (1 << 63) - 1
 
@@ -56,7 +57,7 @@ def fold_event(overlay: Overlay, event: Event) -> Folded:
         purge_run(overlay, event)
         return Folded(before, event, after, publish=False)
     messages = appended(before, event)
-    first = before.message_count if before is not None else 0
+    first = before.message_count if before is not None else after.message_count  # a fork's are its source's
     assert after.message_count == first + len(messages), "every message has a row"
     for index, message in enumerate(messages, first):
         overlay.put(message_key(run_id, index), message)
@@ -64,10 +65,11 @@ def fold_event(overlay: Overlay, event: Event) -> Folded:
         overlay.put_cause(run_id, event.cause, event.seq, is_command=event.answers_command)
     if isinstance(event.body, ToolCompleted):
         _put_result(overlay, run_id, event.body)
-    if after.state is RunState.COMPLETED:
-        # Nothing can ask for its transcript again; failed, cancelled and timed out runs may resume.
-        for index in range(after.message_count if before is None or before.state is not after.state else 0):
-            overlay.delete(message_key(run_id, index))
+    if isinstance(event.body, ModelResponded):
+        overlay.put_turn(run_id, event.body.turn, after.message_count)
+    source = source_of(run_id) if before is None else None
+    if source is not None:
+        overlay.put_family(source, run_id)
     overlay.put_run(after)
     overlay.last_event_ms = max(overlay.last_event_ms, event.at_ms)
     _index(overlay, before, after)

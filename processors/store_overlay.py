@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from perdure.processors.machine.forks import wanted_turn
+from perdure.processors.machine.inputs import Source
 from perdure.processors.machine.state import Run
 from perdure.processors.store import Reader
 from perdure.processors.store_rows import (
     AGE,
     CAUSE,
     ENDED,
+    FAMILY,
     HOLDER,
     MESSAGE,
     META,
@@ -29,11 +32,13 @@ from perdure.processors.store_rows import (
     STATUS,
     STATUS_TIMER,
     TIMER,
+    TURN,
     U64_MAX,
     Meta,
     QuarantineRow,
     cause_key,
     end_of,
+    family_key,
     message_key,
     meta_from,
     name_from,
@@ -46,8 +51,11 @@ from perdure.processors.store_rows import (
     run_key,
     timed_from,
     timed_key,
+    turn_key,
     u64_from,
 )
+from perdure.schemas.commands import Fork
+from perdure.schemas.keys import source_of
 
 PREFIXES: Final = (
     META,
@@ -65,6 +73,8 @@ PREFIXES: Final = (
     PURGED,
     PURGING,
     ENDED,
+    TURN,
+    FAMILY,
 )
 SCAN_ROWS: Final = 1_000
 """Rows taken at a time where all rows of a kind are wanted."""
@@ -145,11 +155,52 @@ class Overlay:
         self._runs[run.run_id] = run
 
     def messages(self, run: Run) -> tuple[bytes, ...]:
-        """The run's whole transcript so far."""
-        found = tuple(self.get(message_key(run.run_id, index)) for index in range(run.message_count))
-        whole = tuple(message for message in found if message is not None)
-        assert len(whole) == run.message_count, "messages leave only with a completed run"
-        return whole
+        """The run's whole transcript so far; a fork begins with its source's messages."""
+        return tuple(self._messages(run, run.message_count))
+
+    def _messages(self, run: Run, count: int) -> Iterator[bytes]:
+        first = 0
+        if run.shared is not None:
+            first = min(count, run.shared.message_count)
+            yield from self._messages(self._source_of(run), first)
+        for index in range(first, count):
+            message = self.get(message_key(run.run_id, index))
+            assert message is not None, "messages leave only with their run"
+            yield message
+
+    def _source_of(self, run: Run) -> Run:
+        source = None if run.shared is None else self.run(run.shared.source)
+        assert source is not None, "a run leaves only after its forks"
+        return source
+
+    def source(self, run_id: str, fork: Fork) -> Source | None:
+        """What a fork is to be made of: the run ``run_id`` at the end of the turn asked for."""
+        run = self.run(run_id)
+        if run is None:
+            return None
+        count = self._message_count(run, wanted_turn(run.turns_completed, fork))
+        if count is None:
+            return Source(run, None, None)
+        messages = tuple(self._messages(run, min(count + 1, run.message_count)))
+        return Source(run, messages[:count], messages[count] if len(messages) > count else None)
+
+    def _message_count(self, run: Run, turn: int) -> int | None:
+        """Messages up to the end of a turn; None if there was no such turn."""
+        if run.shared is not None and turn <= run.shared.turn:
+            return self._message_count(self._source_of(run), turn)
+        value = self.get(turn_key(run.run_id, turn)) if 0 < turn <= run.turns_completed else None
+        return None if value is None else u64_from(value)
+
+    def put_turn(self, run_id: str, turn: int, message_count: int) -> None:
+        self.put(turn_key(run_id, turn), pack_u64(message_count))
+
+    def put_family(self, source: str, run_id: str) -> None:
+        self.put(family_key(source, run_id), b"")
+
+    def has_family(self, run_id: str) -> bool:
+        """Whether a child or fork of the run is still there."""
+        prefix = rows_prefix(FAMILY, run_id)
+        return bool(self.scan(prefix, end_of(prefix), 1))
 
     def was_answered(self, run_id: str, cause: str, *, is_command: bool) -> bool:
         return self.get(cause_key(run_id, cause, is_command=is_command)) is not None
@@ -211,3 +262,6 @@ class Overlay:
         for prefix in OF_RUN:
             for key, _ in list(self.all_rows(rows_prefix(prefix, run_id))):
                 self.delete(key)
+        source = source_of(run_id)
+        if source is not None:
+            self.delete(family_key(source, run_id))

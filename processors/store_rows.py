@@ -4,7 +4,9 @@
 
     m                                     :class:`Meta`: where in the log these rows belong
     r run id                              the run
-    t run id, 0, message index (u32)      a message of its transcript, while it may be asked for
+    t run id, 0, message index (u32)      a message of its transcript, until it is purged
+    u run id, 0, turn (u32)               messages it had when the turn's answer was in it (u64)
+    f run id, 0, run id                   the second is a child or fork of the first, not purged
     o run id, 0, turn (u32), call id      :class:`ResultRow`: the call's effective result
     c run id, 0, "c" or "r", cause        command or result id: seq of the event that answered it (u64)
     d due time (u64, ms), run id          timer: the run wants a TimerInput then
@@ -55,8 +57,10 @@ AGE: Final = b"a"
 PURGED: Final = b"p"
 PURGING: Final = b"g"
 ENDED: Final = b"e"
+TURN: Final = b"u"
+FAMILY: Final = b"f"
 
-OF_RUN: Final = (MESSAGE, RESULT, CAUSE)
+OF_RUN: Final = (MESSAGE, RESULT, CAUSE, TURN)
 """Prefixes under which a run has rows ``run id, 0, ...``."""
 
 _U32: Final = struct.Struct(">I")
@@ -177,6 +181,14 @@ def message_key(run_id: str, index: int) -> bytes:
 
 def result_key(run_id: str, turn: int, call_id: str) -> bytes:
     return rows_prefix(RESULT, run_id) + _U32.pack(turn) + call_id.encode()
+
+
+def turn_key(run_id: str, turn: int) -> bytes:
+    return rows_prefix(TURN, run_id) + _U32.pack(turn)
+
+
+def family_key(source: str, run_id: str) -> bytes:
+    return rows_prefix(FAMILY, source) + run_id.encode()
 
 
 def cause_key(run_id: str, cause: str, *, is_command: bool) -> bytes:

@@ -60,7 +60,22 @@ class Signal(Struct, frozen=True, tag="Signal"):
     message: str
 
 
-CommandBody: TypeAlias = Submit | Decide | Cancel | Resume | Signal
+class Fork(Struct, frozen=True, tag="Fork"):
+    """Start a new run where another one stood after ``turn`` (None: at its end). The record's key is the new
+    run's id: the source's id, ``~`` and a suffix.
+
+    ``message``: told to the model with the fork's first turn; needed where the source's turn asked for
+    nothing. ``max_turns``: of the fork's own turns. ``deadline_ms``: an instant. Usage begins at nothing.
+    """
+
+    turn: int | None = None
+    message: str | None = None
+    max_turns: int | None = None
+    budget: Budget | None = None
+    deadline_ms: int | None = None
+
+
+CommandBody: TypeAlias = Submit | Decide | Cancel | Resume | Signal | Fork
 
 
 class Command(Struct, frozen=True):

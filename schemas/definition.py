@@ -59,7 +59,8 @@ class ToolDefinition(Struct, frozen=True):
     still finish what it received after an attempt is over. ``attempts_max``: bound on attempts that are not
     non_idempotent. ``repeats_max``: identical calls that fail or change nothing, before the next is
     intercepted (0: never; for tools that poll). ``cosmetic``: names of arguments that do not make a call
-    another one. ``is_hidden``: not offered to the model.
+    another one. ``is_hidden``: not offered to the model. ``agent``: the call is a run of this agent, of
+    ``agent_version`` (None: the newest then); ``budget``: the most that one such run may use.
     """
 
     name: str
@@ -74,6 +75,9 @@ class ToolDefinition(Struct, frozen=True):
     repeats_max: int = TOOL_REPEATS_MAX_DEFAULT
     cosmetic: tuple[str, ...] = ()
     is_hidden: bool = False
+    agent: str | None = None
+    agent_version: str | None = None
+    budget: Budget | None = None
 
 
 class AgentDefinition(Struct, frozen=True):
@@ -186,6 +190,8 @@ def _check_tool(tool: ToolDefinition, definition: AgentDefinition) -> None:
     if tool.input_schema.get("type") != "object":
         raise InvalidDefinition(f"The input schema of {where} is not of the type object.")
     _check_schema(where, tool.input_schema)
+    if tool.agent is not None:
+        _check_agent_tool(where, tool)
     if tool.reconcile is None:
         return
     reconciler = definition.tool(tool.reconcile)
@@ -197,6 +203,14 @@ def _check_tool(tool: ToolDefinition, definition: AgentDefinition) -> None:
         raise InvalidDefinition(f"{where} is reconciled by {tool.reconcile}, which would wait for approval.")
     if reconciler.reconcile is not None:
         raise InvalidDefinition(f"{where} is reconciled by {tool.reconcile}, which is reconciled itself.")
+
+
+def _check_agent_tool(where: str, tool: ToolDefinition) -> None:
+    for what, text in (("agent", tool.agent), ("agent version", tool.agent_version)):
+        if text is not None and not AGENT_PATTERN.fullmatch(text):
+            raise InvalidDefinition(f"The {what} of {where} does not match {AGENT_PATTERN.pattern}.")
+    if tool.reconcile is not None or tool.is_hidden:
+        raise InvalidDefinition(f"{where} is an agent: its runs are not reconciled, nor are they hidden.")
 
 
 def _check_bounds(where: str, **bounds: int) -> None:

@@ -13,10 +13,13 @@ from perdure.schemas.values import (
     BlobRef,
     Budget,
     Effect,
+    ForkPoint,
+    Parent,
     PendingKind,
     Provenance,
     Recipient,
     ResultSource,
+    RunState,
     Struct,
     Usage,
     Verdict,
@@ -24,7 +27,11 @@ from perdure.schemas.values import (
 
 
 class RunCreated(Struct, frozen=True, tag="RunCreated"):
-    """The run exists, queued. ``definition`` None: its agent is not known yet (see ``waiting_for``)."""
+    """The run exists, queued. ``definition`` None: its agent is not known yet (see ``waiting_for``).
+
+    ``parent``: it is the child of that call. ``fork``: it goes on from there, and ``input`` is what its first
+    turn tells the model.
+    """
 
     agent: str
     version: str | None
@@ -37,6 +44,8 @@ class RunCreated(Struct, frozen=True, tag="RunCreated"):
     budget: Budget | None = None
     waiting_for: str | None = None
     retry_at_ms: int | None = None
+    parent: Parent | None = None
+    fork: ForkPoint | None = None
 
 
 class AgentPinned(Struct, frozen=True, tag="AgentPinned"):
@@ -45,6 +54,7 @@ class AgentPinned(Struct, frozen=True, tag="AgentPinned"):
     definition: str
     version: str
     max_turns: int
+    budget: Budget | None = None
 
 
 class RunWaiting(Struct, frozen=True, tag="RunWaiting"):
@@ -222,6 +232,32 @@ class ToolCompleted(Struct, frozen=True, tag="ToolCompleted"):
     blob: BlobRef | None = None
 
 
+class ChildStarted(Struct, frozen=True, tag="ChildStarted"):
+    """A call of an agent became a run of its own. ``budget``: held for it out of this run's until it ends."""
+
+    turn: int
+    call_id: str
+    child_id: str
+    deadline_ms: int
+    budget: Budget | None = None
+
+
+class ChildEnded(Struct, frozen=True, tag="ChildEnded"):
+    """The child has ended; what it used is counted here too, and what was held for it beyond that is free.
+
+    ``content``: kept as the call's result where this run has ended meanwhile.
+    """
+
+    turn: int
+    call_id: str
+    child_id: str
+    execution: int
+    state: RunState
+    usage: Usage
+    content: bytes | None = None
+    is_error: bool = False
+
+
 class ApprovalRequested(Struct, frozen=True, tag="ApprovalRequested"):
     """A person has to decide about a call. ``known``: UTF-8 JSON object that says exactly what is known.
 
@@ -351,6 +387,8 @@ EventBody: TypeAlias = (
     | ReconciliationAsked
     | ReconciliationAnswered
     | ToolCompleted
+    | ChildStarted
+    | ChildEnded
     | ApprovalRequested
     | DecisionRecorded
     | CommandRejected

@@ -149,6 +149,12 @@ def root_of(key: str) -> str:
     return key.partition(PART_MARK)[0].partition(FAMILY_MARK)[0]
 
 
+def source_of(run_id: str) -> str | None:
+    """The run that a child or fork was made of; None for a run that a client submitted."""
+    source, mark, _ = run_id.rpartition(FAMILY_MARK)
+    return source if mark else None
+
+
 def _text(data: bytes | None) -> str:
     if data is None:
         raise InvalidKey("There is none.")

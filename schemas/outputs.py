@@ -19,7 +19,8 @@ class Outcome(Struct, frozen=True):
     """run-outcomes, keyed run_id: how one execution of a run ended. Exactly one per (run_id, execution).
 
     ``output``: UTF-8 JSON when completed. ``code``, ``message``, ``phase``: when failed, cancelled or timed
-    out. ``seq``: the event that ended it.
+    out. ``seq``: the event that ended it. ``parent``: the run that it is a child of. ``source``: the run it
+    was forked from.
     """
 
     run_id: str
@@ -38,6 +39,8 @@ class Outcome(Struct, frozen=True):
     created_ms: int
     ended_ms: int
     provenance: Provenance
+    parent: str | None = None
+    source: str | None = None
 
 
 class Status(Struct, frozen=True):
@@ -56,6 +59,8 @@ class Status(Struct, frozen=True):
     waiting_for: str | None
     code: str | None
     provenance: Provenance
+    parent: str | None = None
+    source: str | None = None
 
 
 class Approval(Struct, frozen=True):

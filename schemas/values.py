@@ -198,3 +198,43 @@ class LogPosition(Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.topic}/{self.partition}/{self.offset}"
+
+
+class Parent(Struct, frozen=True):
+    """The tool call that a child run answers: of turn ``turn`` of run ``run_id``, in its ``execution``.
+
+    ``depth``: 1 for the child of a run that has no parent.
+    """
+
+    run_id: str
+    execution: int
+    turn: int
+    call_id: str
+    depth: int
+
+
+class KeptCall(Struct, frozen=True):
+    """A call of the turn after which a fork begins, with its result. ``arguments``, ``content``: JSON."""
+
+    call_id: str
+    tool: str
+    arguments: bytes
+    content: bytes
+    is_error: bool = False
+
+
+class ForkPoint(Struct, frozen=True):
+    """Where a fork leaves its source: after ``turn``, whose calls all have their results.
+
+    The first ``message_count`` messages of the source are the fork's as well, by reference; ``digest`` is
+    that of the transcript they make. ``call_id_hashes``: of all call ids in them. ``calls``: of ``turn``.
+    ``input_tokens_max``: what the transcript may count at most.
+    """
+
+    source: str
+    turn: int
+    message_count: int
+    digest: bytes
+    call_id_hashes: bytes = b""
+    calls: tuple[KeptCall, ...] = ()
+    input_tokens_max: int = 0

@@ -47,6 +47,7 @@ from perdure.topics.table import DEAD_LETTERS, INPUTS, MAPPED, TOPICS, Namespace
 
 NAMES: Final = Namespace("testbed")
 PARTITIONS_DEFAULT: Final = 2
+RUNNING_RUNS_MAX_DEFAULT: Final = 1_000
 STEP_MS_MIN: Final = 5
 STEP_MS_MAX: Final = 250
 IDLE_STEP_MS_MAX: Final = 60_000
@@ -71,6 +72,7 @@ class TestBed:
         machine: limits of the machine, such as ``approval_timeout_ms``.
         executor: limits of the executors.
         blobs: where large results are kept whole; by default nowhere.
+        running_runs_max: runs per partition that may be running or awaiting tools.
 
     Raises, from whatever makes time pass: :class:`~perdure.testing.history.BrokenPromise`,
     :class:`~perdure.testing.transcript.InvalidTranscript`, :class:`~perdure.testing.script.ScriptExhausted`.
@@ -88,6 +90,7 @@ class TestBed:
         machine: MachineSettings | None = None,
         executor: ExecutorSettings | None = None,
         blobs: BlobStore | None = None,
+        running_runs_max: int = RUNNING_RUNS_MAX_DEFAULT,
     ) -> None:
         app = as_app(agents if isinstance(agents, (Agent, App)) else list(agents))
         self.model = model
@@ -114,6 +117,7 @@ class TestBed:
                 partitions=partitions,
                 token_key=b"the test bed's key",
                 machine=machine or MachineSettings(),
+                running_runs_max=running_runs_max,
             ),
             executor=executor or ExecutorSettings(),
             blobs=blobs,
@@ -171,6 +175,10 @@ class TestBed:
             max_turns=max_turns, budget=budget, provenance=provenance,
         )  # fmt: skip
         return TestRun(chosen, self.history, self.client, self.send)
+
+    def run(self, run_id: str) -> TestRun:
+        """Any run, such as a child."""
+        return TestRun(run_id, self.history, self.client, self.send)
 
     def send(self, run_id: str, body: CommandBody, command_id: str | None = None) -> str:
         """Write any command; returns its id."""

@@ -6,9 +6,10 @@ from collections import defaultdict
 from typing import Final, TypeVar
 
 from perdure.processors.machine.apply import appended, apply
+from perdure.processors.machine.children import held_for_children
 from perdure.processors.machine.state import Run
 from perdure.schemas.codec import Undecodable, decode
-from perdure.schemas.events import Event, RunCancelled, RunCompleted, RunFailed, RunTimedOut
+from perdure.schemas.events import Event, RunCancelled, RunCompleted, RunCreated, RunFailed, RunTimedOut
 from perdure.schemas.outputs import Outcome
 from perdure.schemas.values import Struct
 from perdure.testing.transcript import check_transcript
@@ -104,6 +105,9 @@ class History:
         ):
             raise BrokenPromise(f"{run_id} answered the input {event.cause} twice")
         events.append(event)
+        if isinstance(event.body, RunCreated) and event.body.fork is not None:
+            point = event.body.fork
+            self.messages[run_id] += self.messages[point.source][: point.message_count]
         if added:
             self.messages[run_id] += added
             check_transcript(self.messages[run_id], is_request=False)
@@ -117,5 +121,6 @@ def _check_budget(run: Run) -> None:
     for kind in KINDS:
         limit: int | None = getattr(run.budget, kind)
         used: int = getattr(run.usage, kind) + (0 if reserved is None else getattr(reserved, kind))
+        used += held_for_children(run, kind)
         if limit is not None and used > limit:
             raise BrokenPromise(f"{run.run_id}: {used} {kind} used or reserved, the budget is {limit}")

@@ -78,6 +78,7 @@ def whose_move(run: Run) -> Role | None:
     if run.model is not None:
         return Role.MODEL_CALLER if run.model.retry_at_ms is None else Role.ORCHESTRATOR
     needs = {NEEDS[call.phase] for call in run.calls if call.phase in NEEDS}
-    if not needs:
-        return None if run.state is RunState.AWAITING_APPROVAL else Role.ORCHESTRATOR
+    if not needs:  # a child's move is its own
+        waits = run.state is RunState.AWAITING_APPROVAL or run.children
+        return None if waits else Role.ORCHESTRATOR
     return Role.ORCHESTRATOR if Role.ORCHESTRATOR in needs else Role.TOOL_EXECUTOR

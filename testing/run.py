@@ -135,6 +135,11 @@ class TestRun:
     ) -> str:
         return self.send(Resume(message, extra_turns, budget))
 
+    def fork(self, turn: int | None = None, message: str | None = None, **more: Any) -> TestRun:
+        """A new run that goes on where this one stood after ``turn``; the rest is as for ``Client.fork``."""
+        fork_id = self._client.fork(self.run_id, turn=turn, message=message, **more)
+        return TestRun(fork_id, self._history, self._client, self._send)
+
     def signal(self, message: str) -> str:
         return self.send(Signal(message))
 

@@ -94,6 +94,8 @@ class Asked:
     allow_tools: bool
     max_tokens: int
     definition: AgentDefinition
+    run_id: str
+    turn: int
 
     @property
     def last(self) -> dict[str, Any]:
@@ -191,7 +193,10 @@ class ScriptedModel:
 
     def _take(self, call: ModelInvocation) -> Turn:
         messages = tuple(cast("dict[str, Any]", json.loads(message)) for message in call.messages)
-        asked = Asked(len(self.asked) + 1, messages, call.allow_tools, call.max_tokens, call.definition)
+        asked = Asked(
+            len(self.asked) + 1, messages, call.allow_tools, call.max_tokens, call.definition,
+            call.run_id, call.turn,
+        )  # fmt: skip
         self.asked.append(asked)
         if callable(self.script):
             return self.script(asked)

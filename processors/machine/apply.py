@@ -8,6 +8,7 @@ from typing import assert_never
 from msgspec.structs import replace
 
 from perdure.processors.machine import apply_calls as calls
+from perdure.processors.machine import apply_family as family
 from perdure.processors.machine.budget import charge_estimate, replace_estimate
 from perdure.processors.machine.lifecycle import IllegalEvent, move
 from perdure.processors.machine.messages import message_of, texts_message
@@ -51,7 +52,7 @@ def apply(run: Run | None, event: ev.Event) -> Run:
     if event.seq != run.seq + 1 or event.run_id != run.run_id or run.is_purged:
         raise IllegalEvent(f"{event.run_id} seq {event.seq} after {run.run_id} seq {run.seq}")
     if run.state.is_terminal and not isinstance(
-        body, (ev.CommandRejected, ev.SurplusRecorded, ev.RunResumed, ev.RunPurged)
+        body, (ev.CommandRejected, ev.SurplusRecorded, ev.ChildEnded, ev.RunResumed, ev.RunPurged)
     ):
         raise IllegalEvent(f"{type(body).__name__} in terminal state {run.state}")
     changed = _change(run, event)
@@ -59,7 +60,7 @@ def apply(run: Run | None, event: ev.Event) -> Run:
 
 
 def _created(event: ev.Event, body: ev.RunCreated) -> Run:
-    return Run(
+    run = Run(
         run_id=event.run_id,
         state=RunState.QUEUED,
         seq=1,
@@ -77,7 +78,9 @@ def _created(event: ev.Event, body: ev.RunCreated) -> Run:
         waiting_for=body.waiting_for,
         retry_at_ms=body.retry_at_ms,
         input=body.input,
+        parent=body.parent,
     )
+    return run if body.fork is None else family.forked(run, body.fork)
 
 
 def _change(run: Run, event: ev.Event) -> Run:
@@ -91,6 +94,7 @@ def _change(run: Run, event: ev.Event) -> Run:
                 definition=body.definition,
                 version=body.version,
                 max_turns=body.max_turns,
+                budget=body.budget,
                 waiting_for=None,
                 retry_at_ms=None,
             )
@@ -108,6 +112,11 @@ def _change(run: Run, event: ev.Event) -> Run:
             return _attempt_ended(run, body)
         case ev.SurplusRecorded():
             return _surplus(run, body)
+        case ev.ChildEnded():
+            run = family.child_ended(run, body)
+            if body.content is None:
+                return run
+            return calls.keep_late(run, body.call_id, body.content, is_error=body.is_error)
         case ev.SignalReceived():
             return replace(run, texts=(*run.texts, body.message))
         case ev.TurnResumed():

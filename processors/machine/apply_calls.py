@@ -7,6 +7,7 @@ from typing import Final, TypeAlias, assert_never
 
 from msgspec.structs import replace
 
+from perdure.processors.machine.apply_family import child_started
 from perdure.processors.machine.lifecycle import IllegalEvent
 from perdure.processors.machine.repetition import learn, remember
 from perdure.processors.machine.state import Attempt, Call, CallPhase, Pending, Reconciliation, Run
@@ -14,6 +15,8 @@ from perdure.schemas import events as ev
 from perdure.schemas.values import ResultSource, RunState
 
 CALL_ID_HASH_BYTES: Final = 8
+CHILD_GRACE_MS: Final = 60_000
+"""How long after its deadline a child may still be heard of."""
 
 CallEvent: TypeAlias = (
     ev.ToolCallRequested
@@ -24,6 +27,7 @@ CallEvent: TypeAlias = (
     | ev.ReconciliationAsked
     | ev.ReconciliationAnswered
     | ev.ToolCompleted
+    | ev.ChildStarted
     | ev.ApprovalRequested
     | ev.DecisionRecorded
 )
@@ -70,6 +74,8 @@ def change(run: Run, at_ms: int, body: CallEvent) -> Run:
     if isinstance(body, ev.ApprovalRequested):
         pending = Pending(body.call_id, body.kind, body.token, at_ms, body.deadline_ms)
         run = replace(run, pending=(*run.pending, pending))
+    elif isinstance(body, ev.ChildStarted):
+        run = child_started(run, body)
     elif isinstance(body, ev.ToolCompleted):
         run = learn(run, body.call_id, body.content, is_error=body.is_error)
         if body.source is ResultSource.INTERCEPTED:
@@ -104,6 +110,7 @@ def _changed_call(
     | ev.ReconciliationAsked
     | ev.ReconciliationAnswered
     | ev.ToolCompleted
+    | ev.ChildStarted
     | ev.ApprovalRequested
     | ev.DecisionRecorded,
 ) -> Call:
@@ -140,6 +147,9 @@ def _changed_call(
             return _answered(call, body)
         case ev.ToolCompleted():
             return _completed(call, body)
+        case ev.ChildStarted():
+            due_ms = body.deadline_ms + CHILD_GRACE_MS
+            return replace(call, phase=CallPhase.WITH_CHILD, child=body.child_id, due_ms=due_ms)
         case ev.ApprovalRequested():
             return replace(call, phase=CallPhase.AWAITING_DECISION, due_ms=None)
         case ev.DecisionRecorded():

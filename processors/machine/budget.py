@@ -6,6 +6,7 @@ until its result comes; then the estimate is replaced.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, TypeAlias
 
 from msgspec.structs import replace
@@ -67,6 +68,12 @@ def worst_input_tokens(run: Run, definition: AgentDefinition, coming: int) -> in
     if run.last_input_tokens:
         return run.last_input_tokens + new + OVERHEAD_TOKENS
     return new + len(definition.system.encode()) + _tool_bytes(definition) + OVERHEAD_TOKENS
+
+
+def transcript_tokens_max(definition: AgentDefinition, messages: Sequence[bytes]) -> int:
+    """Upper bound of what a transcript counts, with the system prompt and the tools."""
+    size = sum(len(message) for message in messages)
+    return size + len(definition.system.encode()) + _tool_bytes(definition) + OVERHEAD_TOKENS
 
 
 def grant(run: Run, definition: AgentDefinition, price: Price | None, coming: int) -> Answer:

@@ -6,11 +6,20 @@ from typing import assert_never
 
 from perdure.processors.machine.commands import decide_command
 from perdure.processors.machine.draft import Draft
+from perdure.processors.machine.family import (
+    decide_child,
+    decide_child_ended,
+    decide_parent_ended,
+    tell_family,
+)
 from perdure.processors.machine.inputs import (
+    ChildEndedInput,
+    ChildInput,
     CommandInput,
     Context,
     Decided,
     Input,
+    ParentEndedInput,
     PurgeInput,
     RefuseInput,
     ResultInput,
@@ -53,8 +62,20 @@ def decide(run: Run | None, given: Input, context: Context) -> Decided:
             draft = Draft(given.run_id, run, context)
             if run is not None:
                 decide_purge(draft)
+        case ChildInput():
+            draft = Draft(given.run_id, run, context)
+            decide_child(draft, given)
+        case ChildEndedInput():
+            draft = Draft(given.run_id, run, context)
+            if run is not None:
+                decide_child_ended(draft, given)
+        case ParentEndedInput():
+            draft = Draft(given.run_id, run, context)
+            if run is not None:
+                decide_parent_ended(draft)
         case _:
             assert_never(given)
+    tell_family(draft)
     return draft.done()
 
 

@@ -21,6 +21,7 @@ class Draft:
     def __init__(self, run_id: str, run: Run | None, context: Context) -> None:
         self._run_id = run_id
         self._run = run
+        self._before = run
         self.context = context
         self._events: list[Event] = []
         self._outputs: list[Output] = []
@@ -32,6 +33,17 @@ class Draft:
     def run(self) -> Run:
         assert self._run is not None
         return self._run
+
+    @property
+    def is_new(self) -> bool:
+        """Whether there is no such run, up to now."""
+        return self._run is None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the run is in a terminal state now, and was not before this input."""
+        was_ended = self._before is not None and self._before.state.is_terminal
+        return self._run is not None and self._run.state.is_terminal and not was_ended
 
     @property
     def definition(self) -> AgentDefinition:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Final, TypeAlias
 
 from perdure.processors.machine.budget import Price
+from perdure.processors.machine.state import Run
 from perdure.schemas.commands import Command
 from perdure.schemas.definition import AgentDefinition
 from perdure.schemas.events import Event
 from perdure.schemas.results import Result
-from perdure.schemas.values import Struct
+from perdure.schemas.values import Budget, Parent, Provenance, RunState, Struct, Usage
 
 ENTROPY_BYTES: Final = 16
 
@@ -48,7 +49,44 @@ class PurgeInput(Struct, frozen=True):
     run_id: str
 
 
-Input: TypeAlias = CommandInput | ResultInput | TimerInput | StartInput | PurgeInput
+class ChildInput(Struct, frozen=True):
+    """A parent asks for ``run_id``, in the transaction that makes its call durable. ``input``: UTF-8 JSON."""
+
+    run_id: str
+    parent: Parent
+    agent: str
+    version: str | None
+    input: bytes
+    deadline_ms: int
+    budget: Budget | None
+    provenance: Provenance
+
+
+class ChildEndedInput(Struct, frozen=True):
+    """A child of ``run_id`` has ended, or was never begun; in the same transaction.
+
+    ``content``: what the call is answered, UTF-8 JSON string.
+    """
+
+    run_id: str
+    call_id: str
+    child_id: str
+    execution: int
+    state: RunState
+    usage: Usage
+    content: bytes
+    is_error: bool
+
+
+class ParentEndedInput(Struct, frozen=True):
+    """The parent of ``run_id`` has ended, in the same transaction."""
+
+    run_id: str
+
+
+FamilyInput: TypeAlias = ChildInput | ChildEndedInput | ParentEndedInput
+
+Input: TypeAlias = CommandInput | ResultInput | TimerInput | StartInput | PurgeInput | FamilyInput
 
 
 class MachineSettings(Struct, frozen=True):
@@ -57,6 +95,7 @@ class MachineSettings(Struct, frozen=True):
     ``dispatch_wait_ms_max``: how long a request may lie unstarted before it expires. ``clock_skew_ms_max``:
     how far the wall clocks of two workers may differ; added wherever an executor's instant is believed.
     ``finished_runs_retention_ms``: how long a run is kept after its last end.
+    ``child_depth_max``: generations below a run without a parent. ``children_max``: that one run may start.
     """
 
     dispatch_wait_ms_max: int = 3_600_000
@@ -69,6 +108,18 @@ class MachineSettings(Struct, frozen=True):
     agent_wait_ms: int = 2_000
     approval_timeout_ms: int | None = None
     finished_runs_retention_ms: int = 14 * 86_400_000
+    child_depth_max: int = 4
+    children_max: int = 64
+
+
+class Source(Struct, frozen=True):
+    """The run that a fork is to be made of. ``messages``: its transcript up to the end of the turn asked for,
+    ``following``: the message after it, if there is one. ``messages`` None: no such turn was completed.
+    """
+
+    run: Run
+    messages: tuple[bytes, ...] | None
+    following: bytes | None
 
 
 class Context(Struct, frozen=True):
@@ -79,6 +130,7 @@ class Context(Struct, frozen=True):
     for a run without one the definition its command or its ``waiting_for`` asks for; None: not known on
     this worker. ``definition_digest``: its content hash. ``may_start``: a slot is free in this partition.
     ``token_key``: secret of the resume tokens. ``price``: of the agent's model, None: not known.
+    ``source``: for a Fork, the run its id names; None: there is none.
     """
 
     now_ms: int
@@ -89,6 +141,7 @@ class Context(Struct, frozen=True):
     settings: MachineSettings = MachineSettings()
     token_key: bytes = b""
     price: Price | None = None
+    source: Source | None = None
 
 
 class SendTranscript(Struct, frozen=True):
@@ -104,7 +157,13 @@ class RefuseInput(Struct, frozen=True):
     reason: str
 
 
-Output: TypeAlias = SendTranscript | RefuseInput
+class Tell(Struct, frozen=True):
+    """Feed this to another run of the family, in the same transaction."""
+
+    input: FamilyInput
+
+
+Output: TypeAlias = SendTranscript | RefuseInput | Tell
 
 
 class Decided(Struct, frozen=True):

@@ -69,6 +69,8 @@ def project(before: Run | None, event: ev.Event, after: Run) -> tuple[Projected,
             | ev.ToolAmbiguous()
             | ev.ReconciliationAnswered()
             | ev.ToolCompleted()
+            | ev.ChildStarted()
+            | ev.ChildEnded()
             | ev.DecisionRecorded()
             | ev.CommandRejected()
             | ev.SurplusRecorded()
@@ -120,6 +122,8 @@ def status_of(run: Run) -> Status:
         waiting_for=run.waiting_for,
         code=run.closed.code if run.closed else None,
         provenance=run.provenance,
+        parent=run.parent.run_id if run.parent else None,
+        source=run.shared.source if run.shared else None,
     )
 
 
@@ -144,6 +148,8 @@ def outcome_of(run: Run) -> Outcome:
         created_ms=run.created_ms,
         ended_ms=closed.at_ms,
         provenance=run.provenance,
+        parent=run.parent.run_id if run.parent else None,
+        source=run.shared.source if run.shared else None,
     )
 
 

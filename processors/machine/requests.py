@@ -8,6 +8,7 @@ from typing import Final
 
 from perdure.processors.machine.approvals import ask_person
 from perdure.processors.machine.assistant import WantedCall
+from perdure.processors.machine.children import start_child
 from perdure.processors.machine.draft import Draft
 from perdure.processors.machine.messages import NO_OUTPUT, is_blank
 from perdure.processors.machine.repetition import fingerprint, is_last_a_repetition
@@ -83,6 +84,11 @@ def dispatch(draft: Draft, call_id: str) -> None:
     call = _call(draft, call_id)
     tool = draft.definition.tool(call.tool)
     assert tool is not None
+    if tool.agent is not None:
+        refusal = start_child(draft, call, tool)
+        if refusal is not None:
+            answer_error(draft, call_id, refusal, ResultSource.SYNTHETIC)
+        return
     settings = draft.context.settings
     start_by_ms = draft.now_ms + settings.dispatch_wait_ms_max
     draft.emit(

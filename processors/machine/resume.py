@@ -33,6 +33,8 @@ def resume_fault(draft: Draft, body: cmd.Resume) -> str | None:
         return "invalid_extra_turns"
     if run.turns_completed >= run.max_turns + (body.extra_turns or 0):
         return "no_turns_left"
+    if run.parent is not None and run.budget is not None and body.budget is None:
+        return "budget_returned"  # what was held for it was given back to its parent
     return None
 
 
@@ -63,9 +65,10 @@ def _what_to_do(run: Run) -> str:
 
 def start_if_possible(draft: Draft) -> None:
     """Start a queued run, or take it up again, if it wants a slot and one is free."""
-    if not draft.context.may_start or not wants_slot(draft.run, draft.now_ms):
-        return
     run = draft.run
+    has_slot = draft.context.may_start or run.parent is not None  # a child runs in its parent's slot
+    if not has_slot or not wants_slot(run, draft.now_ms):
+        return
     if not all(call.is_done for call in run.calls):
         _take_up_calls(draft)
     elif run.turn > run.turns_completed:  # asked, never answered

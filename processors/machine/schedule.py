@@ -26,8 +26,11 @@ def wants_slot(run: Run, now_ms: int) -> bool:
 
 
 def holds_slot(run: Run) -> bool:
-    """Whether the run counts against ``running_runs_max`` of its partition."""
-    return run.state in HOLDS_SLOT
+    """Whether the run counts against ``running_runs_max`` of its partition.
+
+    A child does not: its parent holds a slot while it waits, and would wait for ever if there were no other.
+    """
+    return run.state in HOLDS_SLOT and run.parent is None
 
 
 def call_due_ms(call: Call) -> int | None:
@@ -39,6 +42,8 @@ def call_due_ms(call: Call) -> int | None:
             return call.attempt.deadline_ms if call.attempt else None
         case CallPhase.RECONCILING:
             return call.reconciliation.deadline_ms if call.reconciliation else None
+        case CallPhase.WITH_CHILD:  # a backstop: the child has a deadline of its own
+            return call.due_ms
         case CallPhase.REQUESTED | CallPhase.AMBIGUOUS | CallPhase.AWAITING_DECISION | CallPhase.DONE:
             return None
 

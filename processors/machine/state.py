@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from perdure.schemas.values import Budget, Effect, PendingKind, Provenance, RunState, Struct, Usage
+from perdure.schemas.values import Budget, Effect, Parent, PendingKind, Provenance, RunState, Struct, Usage
 
 
 class CallPhase(StrEnum):
@@ -22,6 +22,7 @@ class CallPhase(StrEnum):
     RECONCILING = "reconciling"  # the reconciliation tool is asked
     RECONCILE_WAIT = "reconcile_wait"  # a timer will ask it again
     AWAITING_DECISION = "awaiting_decision"  # a person is asked
+    WITH_CHILD = "with_child"  # a child run answers it
     DONE = "done"
 
 
@@ -51,7 +52,7 @@ class Call(Struct, frozen=True):
 
     ``due_ms``: when its timer fires, in the waiting phases. ``doubt``: why it is ambiguous. ``failures``:
     attempts that ended in a failure (declined ones do not count). ``late_content``: what the tool answered
-    after its run had ended.
+    after its run had ended. ``child``: id of the run that answers it.
     """
 
     call_id: str
@@ -70,6 +71,7 @@ class Call(Struct, frozen=True):
     is_error: bool = False
     late_content: bytes | None = None
     is_late_error: bool = False
+    child: str | None = None
 
     @property
     def is_done(self) -> bool:
@@ -125,6 +127,23 @@ class Seen(Struct, frozen=True):
     is_useless: bool = False
 
 
+class Child(Struct, frozen=True):
+    """A child run that has not ended. ``budget``: what is held for it out of its parent's."""
+
+    run_id: str
+    call_id: str
+    deadline_ms: int
+    budget: Budget | None = None
+
+
+class Shared(Struct, frozen=True):
+    """What a fork shares with its source: the messages up to the end of ``turn``."""
+
+    source: str
+    turn: int
+    message_count: int
+
+
 class Closed(Struct, frozen=True):
     """How the current execution ended."""
 
@@ -148,6 +167,8 @@ class Run(Struct, frozen=True):
     ``last_input_tokens``: of the last response, all kinds. ``texts``: what the next turn tells the model.
     ``repair_turn``: in which this execution's answer was to be mended, 0: none.
     ``window``: the newest calls, for repetition. ``interceptions``: calls answered instead of executed.
+    ``parent``: the call that this run answers. ``shared``: what it has of the run it was forked from.
+    ``children``: those that have not ended; ``children_count``: all it ever started.
     """
 
     run_id: str
@@ -188,6 +209,10 @@ class Run(Struct, frozen=True):
     closed: Closed | None = None
     repair_turn: int = 0
     is_purged: bool = False
+    parent: Parent | None = None
+    shared: Shared | None = None
+    children: tuple[Child, ...] = ()
+    children_count: int = 0
 
     def call(self, call_id: str) -> Call | None:
         return next((call for call in self.calls if call.call_id == call_id), None)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from perdure.processors.machine import ambiguity
-from perdure.processors.machine.commands import pin_agent
 from perdure.processors.machine.draft import Draft
+from perdure.processors.machine.family import give_up_child
 from perdure.processors.machine.replies import end_model_attempt
 from perdure.processors.machine.requests import dispatch
 from perdure.processors.machine.results import end_failed
 from perdure.processors.machine.resume import start_if_possible
 from perdure.processors.machine.schedule import call_due_ms
 from perdure.processors.machine.state import Call, CallPhase
+from perdure.processors.machine.submits import pin_agent
 from perdure.processors.machine.turns import advance, ask_again
 from perdure.schemas import events as ev
 from perdure.schemas.values import Effect, RunState
@@ -85,5 +86,7 @@ def _call(draft: Draft, call: Call) -> None:
             ambiguity.ask_reconciler(draft, call)
         case CallPhase.RECONCILING:
             ambiguity.unknown(draft, call, "the reconciliation tool did not answer in time")
+        case CallPhase.WITH_CHILD:
+            give_up_child(draft, call)
         case CallPhase.REQUESTED | CallPhase.AMBIGUOUS | CallPhase.AWAITING_DECISION | CallPhase.DONE:
             return

@@ -8,7 +8,7 @@ input that fails, fails alone: its overlay is dropped and it is set aside.
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, assert_never
@@ -22,12 +22,15 @@ from perdure.processors.definitions import Definitions
 from perdure.processors.machine.decide import decide
 from perdure.processors.machine.inputs import (
     ENTROPY_BYTES,
+    CommandInput,
     Context,
     Input,
+    Output,
     PurgeInput,
     RefuseInput,
     SendTranscript,
     StartInput,
+    Tell,
     TimerInput,
 )
 from perdure.processors.machine.project import Projected
@@ -54,7 +57,9 @@ from perdure.processors.store_rows import (
     pack_u64,
     timed_key,
 )
+from perdure.schemas.commands import Fork
 from perdure.schemas.errors import Restore, Retry
+from perdure.schemas.keys import source_of
 from perdure.topics.log import Outgoing, Record, TopicPartition
 from perdure.topics.table import (
     MODEL_REQUESTS,
@@ -211,39 +216,65 @@ class Batch:
             self.counts["input_of_purged"] += 1
 
     def _feed(self, part: Part, run_id: str, given: Input) -> RefuseInput | None:
-        """decide, fold, project. All of it, or (raising) none."""
-        partition = part.owned.partition
+        """decide, fold, project, and so on for what runs of its family are told. All of it, or (raising)
+        none.
+        """
         overlay = part.overlay.nested()
-        run = overlay.run(run_id)
-        decided = decide(run, given, self._context(part, run, given))
         records: list[tuple[Outgoing, bool]] = []
         refused: RefuseInput | None = None
-        for event in decided.events:
-            folded = fold_event(overlay, event)
-            records.append((self._writer.event(partition, folded), True))
-            records.extend((told, False) for told in self._writer.told(partition, folded))
-        for output in decided.outputs:
-            match output:
-                case SendTranscript():
-                    after = overlay.run(run_id)
-                    assert after is not None
-                    for request in whole_requests(after, overlay.messages(after)):
-                        projected = Projected(MODEL_REQUESTS, run_id, request)
-                        records.append((self._writer.projected(partition, projected), False))
-                case RefuseInput():
-                    refused = output
-                case _:
-                    assert_never(output)
+        told: deque[tuple[str, Input]] = deque([(run_id, given)])
+        while told:
+            for output in self._decide(part, overlay, *told.popleft(), records):
+                match output:
+                    case Tell():
+                        if output.input.run_id not in part.owned.quarantined:
+                            told.append((output.input.run_id, output.input))
+                    case RefuseInput():
+                        refused = output
+                    case SendTranscript():
+                        self._send_transcript(part, overlay, output.run_id, records)
+                    case _:
+                        assert_never(output)
         part.overlay.absorb(overlay)
         self.outgoing.extend(records)
         for out, is_event in records:
             if is_event:
                 part.key, part.value = out.key, out.value or b""
-        self.counts["events"] += len(decided.events)
+        self.counts["events"] += sum(is_event for _, is_event in records)
         return refused
 
-    def _context(self, part: Part, run: Run | None, given: Input) -> Context:
-        digest, definition = self._lookup.find(run, given)
+    def _decide(
+        self,
+        part: Part,
+        overlay: Overlay,
+        run_id: str,
+        given: Input,
+        records: list[tuple[Outgoing, bool]],
+    ) -> tuple[Output, ...]:
+        run = overlay.run(run_id)
+        decided = decide(run, given, self._context(part, overlay, run, given))
+        partition = part.owned.partition
+        for event in decided.events:
+            folded = fold_event(overlay, event)
+            records.append((self._writer.event(partition, folded), True))
+            records.extend((told, False) for told in self._writer.told(partition, folded))
+        return decided.outputs
+
+    def _send_transcript(
+        self, part: Part, overlay: Overlay, run_id: str, records: list[tuple[Outgoing, bool]]
+    ) -> None:
+        run = overlay.run(run_id)
+        assert run is not None
+        for request in whole_requests(run, overlay.messages(run)):
+            projected = Projected(MODEL_REQUESTS, run_id, request)
+            records.append((self._writer.projected(part.owned.partition, projected), False))
+
+    def _context(self, part: Part, overlay: Overlay, run: Run | None, given: Input) -> Context:
+        source = None
+        if run is None and isinstance(given, CommandInput) and isinstance(given.command.body, Fork):
+            name = source_of(given.run_id)
+            source = None if name is None else overlay.source(name, given.command.body)
+        digest, definition = self._lookup.find(run, given, source)
         return Context(
             now_ms=part.now_ms,
             entropy=self._means.entropy.take(ENTROPY_BYTES),
@@ -253,6 +284,7 @@ class Batch:
             settings=self._means.settings.machine,
             token_key=self._means.settings.token_key,
             price=None if definition is None else self._means.prices.price(definition.model),
+            source=source,
         )
 
     # ---- slots
@@ -328,7 +360,8 @@ class Batch:
             self.outgoing[:0] = written
             return
         for run_id in purges.due(part.overlay, part.now_ms, limit):
-            self._timer(part, run_id, PurgeInput(run_id))
+            if not part.overlay.has_family(run_id):  # a fork reads its source's messages
+                self._timer(part, run_id, PurgeInput(run_id))
 
     def _announce(self, part: Part) -> None:
         """Tell operators of runs whose history was found damaged."""

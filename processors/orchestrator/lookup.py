@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from perdure.processors.definitions import Definitions
-from perdure.processors.machine.inputs import CommandInput, Input
+from perdure.processors.machine.inputs import ChildInput, CommandInput, Input, Source
 from perdure.processors.machine.state import Run
-from perdure.schemas.commands import Submit
+from perdure.schemas.commands import Command, Submit
 from perdure.schemas.definition import AgentDefinition
 
 
@@ -21,9 +21,13 @@ class Lookup:
         self._timeout_s = timeout_s
         self._is_caught_up = False
 
-    def find(self, run: Run | None, given: Input) -> tuple[str | None, AgentDefinition | None]:
-        """(content hash, definition). Raises ``Unavailable`` if a miss can not be made sure of."""
-        wanted = _wanted(run, given)
+    def find(
+        self, run: Run | None, given: Input, source: Source | None = None
+    ) -> tuple[str | None, AgentDefinition | None]:
+        """(content hash, definition). ``source``: the run that ``given`` forks. Raises ``Unavailable`` if a
+        miss can not be made sure of.
+        """
+        wanted = _wanted(run, given, source)
         if wanted is None:
             return None, None
         found = self._look_up(*wanted)
@@ -42,10 +46,18 @@ class Lookup:
         return None if definition is None else (digest, definition)
 
 
-def _wanted(run: Run | None, given: Input) -> tuple[str | None, str, str | None] | None:
+def _wanted(
+    run: Run | None, given: Input, source: Source | None
+) -> tuple[str | None, str, str | None] | None:
     """(content hash of a pinned run, agent, version); None: the input needs no definition."""
+    if run is None and source is not None:
+        run = source.run
     if run is not None:
         return run.definition, run.agent, run.version
-    if isinstance(given, CommandInput) and isinstance(given.command.body, Submit):
-        return None, given.command.body.agent, given.command.body.version
-    return None
+    match given:
+        case CommandInput(command=Command(body=Submit(agent=agent, version=version))):
+            return None, agent, version
+        case ChildInput():
+            return None, given.agent, given.version
+        case _:
+            return None

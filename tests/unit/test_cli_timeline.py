@@ -16,6 +16,7 @@ from perdure.schemas.values import (
     PendingKind,
     Provenance,
     ResultSource,
+    RunState,
     Usage,
     Verdict,
 )
@@ -69,6 +70,8 @@ def test_a_story_reads_as_it_happened() -> None:
 OTHERS: list[ev.EventBody] = [
     ev.AgentPinned("d" * 64, "1", 5),
     ev.TurnResumed(3),
+    ev.ChildStarted(1, "c1", "r~c.1.0", 5),
+    ev.ChildEnded(1, "c1", "r~c.1.0", 0, RunState.COMPLETED, Usage(7, 3)),
     ev.SignalReceived("look at the invoice"),
     ev.RunWaiting("agent x", 5),
     ev.TranscriptSent("q"),
@@ -92,7 +95,7 @@ def test_every_kind_of_event_has_a_line() -> None:
     assert kinds == set(typing.get_args(ev.EventBody))
     for body in OTHERS:
         assert Timeline().add(ev.Event("r", 1, 1, body)) is not None
-    assert "decide c ran | did-not-run" in shown(OTHERS)[7]
+    assert "decide c ran | did-not-run" in shown(OTHERS)[9]
 
 
 @pytest.mark.parametrize(
