@@ -48,7 +48,7 @@ class History:
         self.events: defaultdict[str, list[Event]] = defaultdict(list)
         self.messages: defaultdict[str, list[bytes]] = defaultdict(list)
         self.outcomes: defaultdict[str, list[Outcome]] = defaultdict(list)
-        self.count = 0
+        self.count: int = 0
 
     def read(self) -> bool:
         """Take in what was committed since; whether there was anything."""

@@ -21,10 +21,11 @@ from perdure.processors.executor.work import Work
 from perdure.processors.model_caller import ModelCaller
 from perdure.processors.orchestrator.host import Orchestrator
 from perdure.processors.orchestrator.settings import OrchestratorSettings
-from perdure.processors.ports import ModelPort
+from perdure.processors.ports import ModelPort, Prices
 from perdure.processors.store_memory import MemoryStores
 from perdure.processors.tool_executor import ToolExecutor
-from perdure.processors.transcripts import MemoryTranscripts
+from perdure.processors.transcripts import MemoryTranscripts, Transcripts
+from perdure.schemas.errors import PerdureError
 from perdure.testing.virtual import VirtualClock, VirtualRunner
 from perdure.topics.model_cluster import ModelCluster
 from perdure.topics.model_log import ModelLog
@@ -39,7 +40,10 @@ class Died(BaseException):
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What every worker is built from."""
+    """What every worker is built from.
+
+    ``open_log``: a process's connection; ``open_transcripts``: what a model-caller keeps of transcripts.
+    """
 
     cluster: ModelCluster
     names: Namespace
@@ -50,6 +54,9 @@ class World:
     orchestrator: OrchestratorSettings
     executor: ExecutorSettings
     blobs: BlobStore | None = None
+    open_log: Callable[[ModelCluster], ModelLog] = ModelLog
+    open_transcripts: Callable[[], Transcripts] = MemoryTranscripts
+    prices: Prices | None = None
 
 
 class Worker(ABC):
@@ -58,7 +65,7 @@ class Worker(ABC):
     def __init__(self, world: World, role: Role, slot: str) -> None:
         self.role = role
         self.slot = slot
-        self.log = ModelLog(world.cluster)
+        self.log = world.open_log(world.cluster)
         self.is_alive = True
         self.is_paused = False
         self._book = DefinitionBook(
@@ -102,7 +109,9 @@ class OrchestratorWorker(Worker):
 
     def __init__(self, world: World, slot: str, stores: MemoryStores, settings: OrchestratorSettings) -> None:
         super().__init__(world, Role.ORCHESTRATOR, slot)
-        self.host = Orchestrator(self.log, stores, world.clock, world.entropy, self._book, settings)
+        self.host = Orchestrator(
+            self.log, stores, world.clock, world.entropy, self._book, settings, prices=world.prices
+        )
 
     @property
     def is_busy(self) -> bool:
@@ -130,17 +139,21 @@ class ExecutorWorker(Worker):
         if role is Role.MODEL_CALLER:
             deltas = self.log.producer(world.names.client_id(role, slot, "deltas"))
             work = ModelCaller(
-                world.model, definitions, MemoryTranscripts(), world.entropy,
+                world.model, definitions, world.open_transcripts(), world.entropy,
                 deltas, world.names.topic(RUN_DELTAS),
             )  # fmt: skip
         else:
             self._tools = FunctionTools(world.agents, definitions=definitions, clock=world.clock)
             work = ToolExecutor(self._tools, world.blobs)
         self._runner = VirtualRunner(world.clock, lambda wait_s: world.cluster.advance(round(wait_s * 1000)))
-        self.executor = Executor(
-            self.log, work, self._runner, world.clock, world.entropy,
-            worker=slot, namespace=world.names, settings=world.executor,
-        )  # fmt: skip
+        try:
+            self.executor = Executor(
+                self.log, work, self._runner, world.clock, world.entropy,
+                worker=slot, namespace=world.names, settings=world.executor,
+            )  # fmt: skip
+        except PerdureError:  # the log does not answer: it ends before it began
+            self.bury()
+            raise
 
     @property
     def is_busy(self) -> bool:

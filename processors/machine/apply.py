@@ -205,9 +205,9 @@ def _responded(run: Run, body: ev.ModelResponded) -> Run:
 
 def _attempt_ended(run: Run, body: ev.ModelAttemptEnded) -> Run:
     counted = 0 if body.code in NOT_COUNTED else 1
-    run = replace(
-        run, model=replace(_model(run), retry_at_ms=body.retry_at_ms), failures=run.failures + counted
-    )
+    # Not tried again, nothing is pending any more: its reservation must not be charged beside its usage.
+    model = None if body.retry_at_ms is None else replace(_model(run), retry_at_ms=body.retry_at_ms)
+    run = replace(run, model=model, failures=run.failures + counted)
     if body.is_estimated:
         return charge_estimate(run, body.request_id, body.usage)
     return replace(run, usage=run.usage + body.usage)

@@ -11,7 +11,7 @@ from perdure.processors.machine.inputs import CommandInput, RefuseInput
 from perdure.processors.machine.messages import clean_text
 from perdure.processors.machine.resume import resume, resume_fault
 from perdure.processors.machine.room import has_room_for
-from perdure.processors.machine.submits import create, run_id_fault, submit_fault
+from perdure.processors.machine.submits import create, pin_agent, run_id_fault, submit_fault
 from perdure.schemas import commands as cmd
 from perdure.schemas import events as ev
 
@@ -37,6 +37,8 @@ def decide_command(draft: Draft, given: CommandInput, *, exists: bool) -> None:
             fault = resume_fault(draft, body)
             if fault is None:
                 resume(draft, body)
+                if draft.run.definition is None:  # it ended before its agent was known: look for it again
+                    pin_agent(draft)
             else:
                 draft.reject(body, fault)
         case cmd.Signal():

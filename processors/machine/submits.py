@@ -79,7 +79,8 @@ def pin_agent(draft: Draft) -> None:
     """Bind a waiting run to its agent if it is known by now, else wait again."""
     context, run = draft.context, draft.run
     if context.definition is None or context.definition_digest is None:
-        draft.emit(ev.RunWaiting(run.waiting_for or "agent", draft.now_ms + context.settings.agent_wait_ms))
+        wanted = run.waiting_for or f"agent {run.agent} {run.version or '(newest)'}"
+        draft.emit(ev.RunWaiting(wanted, draft.now_ms + context.settings.agent_wait_ms))
         return
     draft.emit(
         ev.AgentPinned(

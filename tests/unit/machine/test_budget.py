@@ -170,3 +170,18 @@ def _model_step(driver: Any, chance: random.Random, model: Any) -> None:
             driver.model_result(rs.ModelFailed("i", "cut_stream", True, "", usage=used))
         case _:
             driver.ask_tools("look", usage=used)
+
+
+@pytest.mark.parametrize("ended", ["failed", "refused"])
+def test_an_attempt_that_ends_its_run_is_charged_once(start: Callable[..., Any], ended: str) -> None:
+    """What the last attempt cost is known, so its reservation is not charged beside it."""
+    driver = start(Budget(output_tokens=1_000))
+    if ended == "failed":
+        body: rs.ResultBody = rs.ModelFailed("i", "invalid_request", False, "no", usage=Usage(7, 1_000))
+        driver.model_result(body)
+    else:
+        driver.say("", stop_reason="refusal", usage=Usage(7, 1_000))
+    assert driver.run.state == RunState.FAILED
+    assert driver.run.usage.output_tokens == 1_000
+    assert driver.run.estimates == ()
+    within(driver)

@@ -147,3 +147,26 @@ def test_a_resume_clears_the_cancel_hint(running: Any) -> None:
     running.command(Resume())
     gone = [record for record in running.records if record.topic == "run-signals"]
     assert [record.record for record in gone] == [None]
+
+
+def test_a_run_without_an_agent_looks_for_it_again_when_it_is_resumed(driver: Any) -> None:
+    """Cancelled while its agent was unknown and resumed, a run waits by a timer, not for ever."""
+    known, driver.definition = driver.definition, None
+    driver.submit()
+    driver.command(Cancel("x"))
+    driver.command(Resume())
+    assert driver.kinds == ["RunResumed", "RunWaiting"]
+    assert driver.run.waiting_for == "agent a (newest)"
+    driver.definition = known
+    driver.timer()
+    assert driver.kinds == ["AgentPinned", "TurnStarted"]
+
+
+def test_a_run_whose_agent_is_known_by_then_starts_when_it_is_resumed(driver: Any) -> None:
+    """The resume itself binds a run to an agent that was published after its first end."""
+    known, driver.definition = driver.definition, None
+    driver.submit()
+    driver.command(Cancel("x"))
+    driver.definition = known
+    driver.command(Resume())
+    assert driver.kinds == ["RunResumed", "AgentPinned", "TurnStarted"]

@@ -1,0 +1,129 @@
+"""What a seed draws: how large its world is, what goes wrong in it, and how often (swarm testing).
+
+A world in which everything goes wrong at once hides what goes wrong when most is well, so each seed leaves
+most disturbances out and takes the others at intensities of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from random import Random
+from typing import Any, Final
+
+from perdure.testing.virtual import seeded
+from perdure.topics.log import GroupProtocol
+
+DISTURBANCES: Final = (
+    "kill", "fuse", "brake", "pause", "go_on", "start", "stop", "lose_disk", "break_disk",
+    "fate", "release", "markers", "late_records", "hold_sync", "coordinator", "evict", "lag", "deafness",
+    "jump", "compact", "outage", "publish",
+    "submit", "cancel", "resume", "signal", "decide", "decide_wrongly", "repeat_command",
+    "poison_command", "poison_result", "poison_request", "repeat_result",
+)  # fmt: skip
+"""Names of methods: of ``disturbances``, ``commands`` and ``poison``."""
+
+ALWAYS: Final = {"decide": 3.0, "start": 2.0}
+"""Without these nothing would ever go on."""
+RARE: Final = {
+    "fate": 2.5, "fuse": 2.0, "brake": 1.5, "kill": 1.5,
+    "outage": 0.08, "lose_disk": 0.5, "publish": 0.5, "poison_request": 0.5, "stop": 0.7,
+}  # fmt: skip
+
+REPLIES: Final = (
+    "calls", "end", "calls_in_vain", "odd_stop", "cut", "failed", "permanent", "silent", "slow",
+    "odd_content", "odd_ids", "large", "odd_arguments",
+)  # fmt: skip
+ENDS: Final = (
+    "answer", "error", "odd", "large", "connection", "lands_later", "not_executed", "never_sent",
+    "crash_after", "crash_before_landing", "slow", "too_slow", "deaf",
+)  # fmt: skip
+"""How a tool's call to its service ends."""
+RARE_ENDS: Final = {"large": 0.05, "deaf": 0.3}
+RARE_REPLIES: Final = {"large": 0.05, "permanent": 0.3}
+
+TAKEN_SHARE: Final = 0.55
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One seed's world.
+
+    ``weights``, ``replies``, ``ends``: how often each disturbance, each kind of reply and each end of a tool
+    call is drawn. ``skew_ms``, ``drift``: of the clocks. ``cache_bytes``: of transcripts, per model-caller.
+    """
+
+    seed: int
+    partitions: int
+    runs: int
+    disturbances: int
+    processes: Mapping[str, int]
+    protocol: GroupProtocol
+    weights: Mapping[str, float]
+    replies: Mapping[str, float]
+    ends: Mapping[str, float]
+    skew_ms: int
+    drift: float
+    cache_bytes: int
+    running_runs_max: int
+    approval_timeout_ms: int | None
+    dispatch_wait_ms: int
+    slots: int
+    budget_tokens: int | None
+    late_agent: bool
+    pace: Sequence[float]
+
+    def told(self) -> dict[str, Any]:
+        """Every drawn parameter, to be printed."""
+        return {**asdict(self), "protocol": self.protocol.value}
+
+
+def draw(seed: int) -> Plan:
+    """The plan of a seed."""
+    random = seeded(seed)
+    return Plan(
+        seed=seed,
+        partitions=random.choice((1, 1, 2, 3)),
+        runs=random.randint(2, 5),
+        disturbances=random.choice((8, 15, 25, 40)),
+        processes={
+            "orchestrator": random.choice((1, 1, 2)),
+            "model-caller": random.choice((1, 1, 2)),
+            "tool-executor": random.choice((1, 2, 2)),
+        },
+        protocol=random.choice((GroupProtocol.CONSUMER, GroupProtocol.COOPERATIVE)),
+        weights=_swarm(random, DISTURBANCES, RARE, ALWAYS),
+        replies=_swarm(random, REPLIES, RARE_REPLIES, {"calls": 10.0, "end": 1.0}),
+        ends=_swarm(random, ENDS, RARE_ENDS, {"answer": 4.0}),
+        skew_ms=random.choice((0, 50, 900)),
+        drift=random.choice((0.0, 0.0, 0.005)),
+        cache_bytes=random.choice((0, 2_000, 1 << 20)),
+        running_runs_max=random.choice((1, 2, 1_000)),
+        approval_timeout_ms=random.choice((None, None, 20_000)),
+        dispatch_wait_ms=random.choice((20_000, 120_000, 3_600_000)),
+        slots=random.choice((1, 2, 64)),
+        budget_tokens=random.choice((None, None, 2_000, 6_000)),
+        late_agent=random.random() < 0.3,
+        pace=random.choice(
+            ((0.01, 0.05, 0.5), (0.05, 0.5, 3.0), (0.2, 3.0, 20.0), (0.01, 0.1, 0.5, 5.0, 60.0))
+        ),
+    )
+
+
+def pick(random: Random, weights: Mapping[str, float]) -> str:
+    """One of the names, by weight."""
+    return random.choices(list(weights), list(weights.values()))[0]
+
+
+def _swarm(
+    random: Random, names: Sequence[str], rare: Mapping[str, float], always: Mapping[str, float]
+) -> dict[str, float]:
+    weights: dict[str, float] = {}
+    for name in names:
+        taken = random.random() < TAKEN_SHARE
+        weight = round(random.choice((0.3, 1.0, 3.0)) * rare.get(name, 1.0), 3)
+        if name in always:
+            weights[name] = always[name]
+        elif taken:
+            weights[name] = weight
+    return weights
