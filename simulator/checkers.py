@@ -12,10 +12,22 @@ from collections import Counter, defaultdict
 from typing import Final
 
 from perdure.processors.machine.requests import NOT_STARTED
-from perdure.processors.store_fold import fold_event
+from perdure.processors.machine.state import Run
+from perdure.processors.store_fold import fold_event, purge_event
 from perdure.processors.store_memory import MemoryRows, MemoryStore
 from perdure.processors.store_overlay import Overlay
-from perdure.processors.store_rows import CAUSE, HOLDER, MESSAGE, QUEUE, RESULT, RUN, TIMER
+from perdure.processors.store_rows import (
+    CAUSE,
+    ENDED,
+    HOLDER,
+    MESSAGE,
+    PURGED,
+    PURGING,
+    QUEUE,
+    RESULT,
+    RUN,
+    TIMER,
+)
 from perdure.schemas import events as ev
 from perdure.schemas.results import ModelFailed, ModelReplied
 from perdure.schemas.values import ResultSource, Usage
@@ -27,9 +39,9 @@ from simulator.wire import SimStores
 from simulator.world import NAMES, Seen, World
 
 NON_IDEMPOTENT: Final = frozenset({"send", "pay", "sign", "ship"})
-DERIVED: Final = (RUN, MESSAGE, RESULT, CAUSE, TIMER, QUEUE, HOLDER)
+DERIVED: Final = (RUN, MESSAGE, RESULT, CAUSE, TIMER, QUEUE, HOLDER, ENDED, PURGED, PURGING)
 """Rows that follow from the events alone."""
-EXPECTED_LETTERS: Final = frozenset({"unknown_run", "deadline_passed", "requests_lost"})
+EXPECTED_LETTERS: Final = frozenset({"unknown_run", "deadline_passed", "requests_lost", "run_purged"})
 """Why a command or result that is none of the poison may be set aside."""
 
 
@@ -86,8 +98,11 @@ class Checkers:
         self._status()
         self._questions()
 
+    def _kept(self) -> list[tuple[str, Run]]:
+        return [(run_id, run) for run_id, run in self._ledger.runs.items() if not run.is_purged]
+
     def _status(self) -> None:
-        for run_id, run in self._ledger.runs.items():
+        for run_id, run in self._kept():
             status = self._ledger.statuses.get(run_id)
             if status is None or status.seq != run.seq or status.state is not run.state:
                 raise Violated(Fault.STATUS_STALE, f"{run_id} is {run.state} at {run.seq}, told was {status}")
@@ -138,7 +153,9 @@ class Checkers:
             (each.source.topic, each.source.partition, each.source.offset) for each in self._ledger.letters
         }
         for command_id, sent in self._world.commands.items():
-            if not sent.places or command_id in self._ledger.answered[sent.run_id]:
+            run = self._ledger.runs.get(sent.run_id)
+            is_purged = run is not None and run.is_purged
+            if not sent.places or is_purged or command_id in self._ledger.answered[sent.run_id]:
                 continue
             forwarded = self._forwarded(command_id)
             if not letters.intersection([*sent.places, *forwarded]):
@@ -207,7 +224,7 @@ class Checkers:
             body = result.body
             if isinstance(body, (ModelReplied, ModelFailed)) and body.usage is not None:
                 told[result.run_id][body.invocation_id] = body.usage
-        for run_id, run in self._ledger.runs.items():
+        for run_id, run in self._kept():
             wanted = sum(told[run_id].values(), Usage())
             estimated = sum((each.usage for each in run.estimates), Usage())
             has_budget = any(
@@ -224,7 +241,7 @@ class Checkers:
         billed: defaultdict[str, Usage] = defaultdict(Usage)
         for bill in self._world.model.bills.values():
             billed[bill.run_id] += bill.usage
-        for run_id, run in self._ledger.runs.items():
+        for run_id, run in self._kept():
             created = self._ledger.events[run_id][0].body
             if isinstance(created, ev.RunCreated) and created.budget is not None:
                 for kind in KINDS:
@@ -273,7 +290,11 @@ class Checkers:
         store = MemoryStore(MemoryRows())
         overlay = Overlay(store)
         for each in self._ledger.committed:
-            if each.partition == number and each.offset < meta.offset:
+            if each.partition != number or each.offset >= meta.offset:
+                continue
+            if each.event is None:
+                purge_event(overlay, each.run_id, each.seq)
+            else:
                 fold_event(overlay, each.event)
         store.write(overlay.changes())
         for prefix in DERIVED:

@@ -11,6 +11,7 @@ from perdure.processors.machine.apply import appended, apply
 from perdure.processors.machine.lifecycle import IllegalEvent, IllegalMove
 from perdure.schemas import events as ev
 from perdure.schemas.codec import Undecodable, decode
+from perdure.schemas.keys import EventKey
 from perdure.schemas.outputs import Approval, DeadLetter, Outcome, RunSignal, Status
 from perdure.schemas.requests import ModelRequest, ToolRequest
 from perdure.schemas.results import Result
@@ -25,7 +26,7 @@ from perdure.topics.table import INPUTS, TOPICS, Namespace, Role
 from simulator.marks import Marks
 from simulator.violation import Fault, Violated
 
-AFTER_END: Final = (ev.CommandRejected, ev.SurplusRecorded, ev.RunResumed)
+AFTER_END: Final = (ev.CommandRejected, ev.SurplusRecorded, ev.RunResumed, ev.RunPurged)
 DIGEST_BYTES: Final = 8
 RECORDS_MAX: Final = 1_000_000
 
@@ -38,11 +39,13 @@ def digest_of(record: Record) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A committed event and where it stands."""
+    """A committed event, or the tombstone of one, and where it stands."""
 
     partition: int
     offset: int
-    event: ev.Event
+    run_id: str
+    seq: int
+    event: ev.Event | None
 
 
 class Ledger(History):
@@ -73,6 +76,7 @@ class Ledger(History):
         self._completed: set[tuple[str, int, str]] = set()
         self._asked: set[tuple[str, bool, int]] = set()
         self._newest_ms: dict[int, int] = {}
+        self._left: dict[str, int] = {}
 
     def read(self) -> bool:
         if not self._places:
@@ -100,6 +104,8 @@ class Ledger(History):
         match name:
             case table.RUN_EVENTS:
                 self._event(record)
+            case table.RUN_OUTCOMES | table.RUN_STATUS if record.value is None:
+                self._purged(record)
             case table.RUN_OUTCOMES:
                 self._outcome(decode(Outcome, record.value))
             case table.RUN_RESULTS:
@@ -125,7 +131,21 @@ class Ledger(History):
 
     # ---- run-events ----------------------------------------------------------------------------------------
 
+    def _tombstone(self, record: Record) -> None:
+        """What is left of a purged history is always a beginning of it."""
+        key = EventKey.parse(record.key)
+        run = self.runs.get(key.run_id)
+        left = self._left.get(key.run_id, 0 if run is None else run.seq)
+        if run is None or not run.is_purged or key.seq != left - 1:
+            raise Violated(Fault.HISTORY_ILLEGAL, f"{key} was deleted, {left} being the last one left")
+        self._left[key.run_id] = key.seq
+        self.committed.append(Committed(record.partition, record.offset, key.run_id, key.seq, None))
+        self._marks.add("event_purged")
+
     def _event(self, record: Record) -> None:
+        if record.value is None:
+            self._tombstone(record)
+            return
         event = decode(ev.Event, record.value)
         run_id, body = event.run_id, event.body
         before = self.runs.get(run_id)
@@ -157,7 +177,7 @@ class Ledger(History):
             if asked is not None and asked.attempt is not None:
                 self.licences.add((run_id, body.call_id, asked.attempt.number))
         self._fold(event)
-        self.committed.append(Committed(record.partition, record.offset, event))
+        self.committed.append(Committed(record.partition, record.offset, run_id, event.seq, event))
         self.count += 1
         self._mark(body)
 
@@ -203,6 +223,11 @@ class Ledger(History):
             case _:
                 pass
         self._marks.add(name)
+
+    def _purged(self, record: Record) -> None:
+        run_id = (record.key or b"").decode()
+        if not self.runs[run_id].is_purged:
+            raise Violated(Fault.LOST_WRITE, f"{record.topic} of {run_id} was deleted")
 
     # ---- the other topics ----------------------------------------------------------------------------------
 

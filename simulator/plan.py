@@ -68,6 +68,7 @@ class Plan:
     running_runs_max: int
     approval_timeout_ms: int | None
     dispatch_wait_ms: int
+    retention_ms: int
     slots: int
     budget_tokens: int | None
     late_agent: bool
@@ -101,6 +102,7 @@ def draw(seed: int) -> Plan:
         running_runs_max=random.choice((1, 2, 1_000)),
         approval_timeout_ms=random.choice((None, None, 20_000)),
         dispatch_wait_ms=random.choice((20_000, 120_000, 3_600_000)),
+        retention_ms=random.choice((30_000, 600_000, 14 * 86_400_000, 14 * 86_400_000)),
         slots=random.choice((1, 2, 64)),
         budget_tokens=random.choice((None, None, 2_000, 6_000)),
         late_agent=random.random() < 0.3,

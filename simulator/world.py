@@ -135,6 +135,7 @@ class World:
                     dispatch_wait_ms_max=plan.dispatch_wait_ms,
                     approval_timeout_ms=plan.approval_timeout_ms,
                     model_failures_max=6,
+                    finished_runs_retention_ms=plan.retention_ms,
                     retry_delay_ms_max=20_000,
                 ),
             ),
