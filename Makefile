@@ -9,7 +9,7 @@ JOBS ?= 3
 on = $(filter-out 0 no off false,$(1))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo dev test acceptance sim lint format bench lock clean
+.PHONY: help setup demo dev test acceptance crash sim lint format bench lock clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ test: setup ## all suites, with a real broker of their own; ARGS="-k word" narro
 
 acceptance: setup ## kill -9 under load, counted from outside; RUNS=1000
 	RUNS=$(or $(RUNS),1000) $(PY) -m pytest tests/acceptance -s $(ARGS)
+
+crash: setup ## processes that die, stop or leave at named points; CELLS=300, SEED=1
+	@$(PY) -m chaos.crash --cells $(or $(CELLS),12) --seed $(or $(SEED),1) $(ARGS)
 
 sim: setup ## whole worlds that fail in every way, one a seed; SEEDS=200, SEED=n, PLANTED=all
 	@$(PY) -m simulator $(if $(PLANTED),--planted $(PLANTED),$(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),200))) $(ARGS)

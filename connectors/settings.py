@@ -37,7 +37,9 @@ _OTHER_VARIABLES: Final = {
     "anthropic_base_url": "ANTHROPIC_BASE_URL",
 }
 # Variables that steer perdure without being settings.
-_NOT_SETTINGS: Final = frozenset({"PERDURE_CONFIG", "PERDURE_CRASH", "PERDURE_CRASH_MARKER"})
+_NOT_SETTINGS: Final = frozenset(
+    {"PERDURE_CONFIG", "PERDURE_CRASH", "PERDURE_CRASH_MARKER", "PERDURE_CRASH_ORDER"}
+)
 _SECRET_KAFKA: Final = re.compile(
     r"password|secret|jaas|token|\.pem$|oauthbearer\.config|basic\.auth", re.IGNORECASE
 )

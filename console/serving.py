@@ -35,6 +35,9 @@ from perdure.topics.provision import PartitionsDiffer
 from perdure.topics.table import RUN_COMMANDS, Namespace, Role
 
 RESTART_DELAY_S: Final = 1.0
+# The kernel may hand a signal to another thread (it does so to a process that was just continued), which does
+# not wake the one that runs Python's handlers: it has to look.
+SIGNAL_LOOK_S: Final = 0.5
 BROKER_LOOK_S: Final = 2.0
 BROKER_TIMEOUT_S: Final = 5.0
 TOKEN_KEY_BYTES: Final = 32
@@ -201,7 +204,10 @@ def _serve(means: Means, slots: Mapping[Role, Slot]) -> int:
         threading.Thread(target=_run, args=(role, means, slot, ended), name=role.value, daemon=True).start()
     codes: list[int] = []
     while len(codes) < len(slots):
-        role, code = ended.get()
+        try:
+            role, code = ended.get(timeout=SIGNAL_LOOK_S)
+        except queue.Empty:
+            continue
         codes.append(code)
         _log.info("%s ended", role.value, extra={"action": "role_ended", "code": code})
         if code != 0:

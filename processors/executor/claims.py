@@ -115,12 +115,14 @@ class Claims:
             return Verdict.HELD
         assert not self.is_tainted, "a tainted member never commits"
         offsets = [each.snapshot() for each in chosen]
+        crash_point("executor.before_offsets")
         before_s = self._clock.boot_s()
         try:
             outcome = self._consumer.commit(offsets)
         except PerdureError as error:
             outcome = CommitOutcome(CommitStatus.UNKNOWN, str(error))
         now_s = self.committed_s = self._clock.boot_s()
+        crash_point("executor.after_offsets")
         verdict = self._judge(outcome, now_s - before_s)
         for each, offset in zip(chosen, offsets, strict=True):
             each.is_dirty = verdict is not Verdict.HELD

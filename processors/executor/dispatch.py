@@ -183,6 +183,7 @@ class Dispatch:
             logger.warning("late answer of %s", identity.key.decode(), extra=extra(Action.LATE_ANSWER))
             self._results.tell(number, identity, body)
             return
+        crash_point("executor.before_tell")
         if call.request.claim is Claim.LEASED and not isinstance(body, Declined):
             crash_point("executor.after_call")
         self._results.tell(number, identity, body, lambda: self._done(call))
@@ -192,5 +193,6 @@ class Dispatch:
         self._active.pop(call.request.identity.request_id, None)
         if call.partition.is_owned:
             call.partition.finish(call.request.offsets)
+        crash_point("executor.after_tell")
         if call.request.claim is Claim.LEASED:
             crash_point("executor.after_result")

@@ -10,6 +10,7 @@ from typing import Final
 
 from perdure.processors.abort import AbortSignal
 from perdure.processors.clock import Clock
+from perdure.processors.crash_points import crash_point
 from perdure.processors.executor.actions import Action, extra
 from perdure.processors.executor.partition import Partition
 from perdure.processors.executor.results import clipped
@@ -83,6 +84,7 @@ class Running:
 
     def start(self, call: Call) -> None:
         """Hand the call to the runner; its time runs from now."""
+        crash_point("executor.before_start")
         slack_s = self._settings.deadline_slack_s
         call.abort_s = self._clock.boot_s() + call.request.timeout_ms / 1000 + slack_s
         self._numbers += 1

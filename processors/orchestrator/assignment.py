@@ -20,6 +20,7 @@ from enum import Enum
 from typing import Final, assert_never
 
 from perdure.processors.clock import Clock
+from perdure.processors.crash_points import crash_point
 from perdure.processors.orchestrator.offsets import NextUnprocessed
 from perdure.processors.orchestrator.owned import Owned
 from perdure.processors.orchestrator.partition_restore import PartitionRestore
@@ -175,6 +176,7 @@ class Assignment:
         self._producer = producer
         with self._watchdog.guard("init_transactions", settings.hang_ms_max / 1_000):
             producer.init(settings.call_timeout_ms / 1_000)
+        crash_point("orchestrator.after_init")
         self.phase = Phase.COMMITTED
 
     def _bound(self) -> None:

@@ -12,6 +12,7 @@ from collections import Counter
 from typing import Final
 
 from perdure.processors.clock import Clock
+from perdure.processors.crash_points import crash_point
 from perdure.processors.orchestrator.assignment import Assignment
 from perdure.processors.orchestrator.batch import Batch, Means
 from perdure.processors.orchestrator.suspicion import Suspicion, Verdict
@@ -113,6 +114,7 @@ class Processing:
         self._counts["transactions"] += 1
         self._counts["inputs"] += len(records)
         batch.write(tracked)
+        crash_point("orchestrator.after_store")
 
     def _abort(self) -> None:
         abort_transaction(self.assignment.producer, self._settings, self._watchdog)

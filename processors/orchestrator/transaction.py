@@ -3,7 +3,9 @@
 1. begin                5. crash point ``before_commit``
 2. every record         6. commit: now, and only now, it happened
 3. the group's offsets  7. crash point ``after_commit``
-4. (flush, inside 6)    8. the caller brings its stores to where the log is
+4. (flush, inside 6)    8. the caller brings its stores to where the log is, crash point ``after_store``
+
+Crash point ``before_offsets`` lies between 2 and 3.
 
 What is raised says what is known: ``TransactionAbortable`` (not committed, the producer lives),
 ``OutcomeUnknown`` (nobody can tell; the producer is not used again) or ``Fenced`` (somebody else is the
@@ -38,6 +40,7 @@ def commit_transaction(
     producer.begin()
     for out, is_event in outgoing:
         producer.produce(out, track=is_event)
+    crash_point("orchestrator.before_offsets")
     with watchdog.guard("send_offsets", hang_s):
         producer.send_offsets(offsets, group, timeout_s)
     crash_point("orchestrator.before_commit")

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from chaos.outside import Codec, feed, newest, outcomes, read_all
 from perdure.connectors.local_kafka import kafka_tool
 from tests.acceptance.fleet import ROLES, Fleet, wait_until
-from tests.acceptance.outside import Codec, feed, newest, outcomes, read_all
 
 RUNS = int(os.environ.get("RUNS", "60"))
 KILL_ROUNDS = 3

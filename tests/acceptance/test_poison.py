@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
+from chaos.outside import Codec, feed, newest, outcomes, read_all
 from tests.acceptance.fleet import Fleet, wait_until
-from tests.acceptance.outside import Codec, feed, newest, outcomes, read_all
 
 WAIT_S = 60.0
 PARTITIONS = 4

@@ -118,6 +118,28 @@ def test_the_first_signal_drains_and_the_second_leaves_at_once() -> None:
     assert threading.current_thread() is threading.main_thread()
 
 
+def test_a_signal_that_reaches_another_thread_is_heard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel may give SIGTERM to any thread, as it does to a process that was just continued: it
+    drains.
+    """
+    stopping = Stopping()
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def told(_: object) -> int:
+        ident = threading.get_ident()
+        threading.Timer(0.2, signal.pthread_kill, (ident, signal.SIGTERM)).start()  # main waits by then
+        return drained(stopping)
+
+    try:
+        serving._listen(stopping)  # pyright: ignore[reportPrivateUsage]
+        assert served({Role.ORCHESTRATOR: told}, tmp_path, monkeypatch) == 0
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def test_a_role_that_could_not_work_is_refused_before_it_joins() -> None:
     """No key, no model-caller; no app, no tool-executor; the orchestrator needs neither."""
     with pytest.raises(ModelKeyMissing):

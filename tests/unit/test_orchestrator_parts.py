@@ -208,6 +208,34 @@ def test_crash_point_is_a_real_kill_and_fires_once(tmp_path: Path, point: str) -
     assert run_to(point, armed) == 0
 
 
+def test_an_order_is_followed_once_at_the_wanted_pass(tmp_path: Path) -> None:
+    """An order names point, signal and pass; whoever follows it leaves its pid, and nobody follows it
+    again.
+    """
+    order = tmp_path / "order"
+    environment = {**os.environ, crash_points.CRASH_ORDER_ENV: str(order)}
+    program = (
+        "import sys; from perdure.processors.crash_points import crash_point\n"
+        "for name in sys.argv[1:]: print(name, flush=True); crash_point(name)"
+    )
+    passed = ["executor.before_tell", "executor.after_tell", "executor.before_tell", "executor.after_tell"]
+
+    def passing() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", program, *passed],
+            env=environment, check=False, timeout=15, capture_output=True, text=True,
+        )  # fmt: skip
+
+    assert passing().returncode == 0
+    order.write_text("executor.before_tell SIGTERM 2")
+    ended = passing()
+    assert ended.returncode == -signal.SIGTERM
+    assert ended.stdout.split() == passed[:3]
+    assert int((tmp_path / "order.taken").read_text()) > 0
+    assert not order.exists()
+    assert passing().returncode == 0
+
+
 def test_other_points_stay_quiet() -> None:
     """A point that is not armed does nothing."""
     armed = {crash_points.CRASH_ENV: "model.mid_stream"}

@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LAYERS = ("connectors", "console", "processors", "schemas", "testing", "topics")
-BESIDE = ("benchmarks", "examples", "simulator", "tests")
+BESIDE = ("benchmarks", "chaos", "examples", "simulator", "tests")
 MODULE_LINES_MAX = 499
 MODULE_LINES_MEDIAN_MAX = 199
 FUNCTION_LINES_MAX = 69

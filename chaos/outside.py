@@ -17,7 +17,7 @@ import fastavro
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from fastavro.schema import fingerprint, to_parsing_canonical_form
 
-AVRO = Path(__file__).absolute().parents[2] / "schemas" / "avro"
+AVRO = Path(__file__).absolute().parents[1] / "schemas" / "avro"
 MARKER = b"\xc3\x01"
 
 
