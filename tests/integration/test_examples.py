@@ -21,6 +21,14 @@ PAYING: list[dict[str, Any]] = [
     {"content": [{"type": "tool_use", "name": "pay", "input": {"to": "Ada", "euros": 12}}]},
     {"content": [{"type": "text", "text": "Paid."}]},
 ]
+EDITING: list[dict[str, Any]] = [
+    {"content": [{"type": "tool_use", "name": "researcher", "input": {"input": "When was it built?"}}]},
+    {"content": [{"type": "text", "text": "In 1896."}]},
+    {"content": [{"type": "text", "text": "1896."}]},
+]
+"""Step N answers a transcript with N messages of the model, whoever asks: the researcher's first call goes
+wrong, since it has no such tool.
+"""
 
 
 @pytest.fixture
@@ -94,3 +102,24 @@ def test_a_doubtful_payment_waits_for_a_person_and_is_decided_once(stage: Worker
     assert stage.perdure("submit", "cashier", "something else", "--run-id", run_id).returncode == 0
     assert stage.perdure("cancel", run_id, "--json").returncode == 2
     assert stage.stop() == 0, stage.log()
+
+
+@pytest.mark.parametrize("stage", [EDITING], indirect=True)
+def test_an_agent_asks_another_and_its_ended_run_is_continued(stage: WorkerStage) -> None:
+    """Parent and child are one family; the completed parent goes on as a new run that knows all of it."""
+    stage.start("examples.editor:app")
+    done = stage.perdure("submit", "editor", "When was the harbour built?", "--run-id", "e-1", "--follow")
+    assert done.returncode == 0, done.stdout + done.stderr + stage.log()
+    rows = [json.loads(line) for line in stage.answered("runs", "--json").splitlines()]
+    assert {row["run_id"]: row["parent"] for row in rows} == {"e-1": None, "e-1~c.1.0": "e-1"}
+    assert {row["state"] for row in rows} == {"completed"}
+    told = stage.answered("show", "e-1")
+    assert "researcher: e-1~c.1.0" in told
+    assert "researcher: In 1896." in told
+
+    stage.answered("continue", "e-1", "--message", "Only the year.", "--id", "2", "--follow")
+    events = [json.loads(line) for line in stage.answered("show", "e-1~2", "--json").splitlines()]
+    assert events[-1]["body"]["output"] == "1896."
+    assert events[0]["body"]["fork"]["turn"] == 2
+    assert stage.stop() == 0, stage.log()
+    assert json.loads(stage.answered("doctor", "--verify", "--json"))["ok"]
