@@ -37,6 +37,7 @@ class ToolOptions(TypedDict, total=False):
     attempts_max: int
     needs_approval: bool
     reconcile: Reconciler | None
+    concurrency_max: int | None
 
 
 def check_arguments(schema: Mapping[str, Any], output_bytes_max: int) -> None:

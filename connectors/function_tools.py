@@ -24,6 +24,7 @@ from perdure.connectors.tool_failures import ToolFailure, Unavailable
 from perdure.processors.abort import Aborted, AbortSignal
 from perdure.processors.clock import Clock, SystemClock
 from perdure.processors.ports import DefinitionSource, ToolAnswer, ToolInvocation
+from perdure.processors.tool_executor import Concurrency
 from perdure.schemas.definition import AgentDefinition
 from perdure.schemas.json_schema import Check
 from perdure.schemas.results import Completed, Declined, Failed, Reconciled
@@ -75,7 +76,7 @@ class FunctionTools:
         self._threads = Threads(threads_max)
         self._abort_grace_s = abort_grace_s
         self._found: dict[tuple[str, str], _Bound | Reconciler] = {}
-        self._overdue: set[Future[Any] | asyncio.Future[Any]] = set()
+        self._overdue: dict[Future[Any] | asyncio.Future[Any], str] = {}  # with the tool's name
         for agent in self._agents:  # a schema that is none is found at start, not at the first call
             for name in [*(each.name for each in agent.tools), *(each.name for each in agent.reconcilers)]:
                 self._find(agent.digest, name)
@@ -85,8 +86,25 @@ class FunctionTools:
         """How many calls ignored their deadline or abort and still run; each keeps its thread."""
         return len(self._overdue)
 
+    def concurrency(self, definition: str, tool: str) -> Concurrency | None:
+        """The tool's ``concurrency_max``, and how many of its calls nobody waits for any more."""
+        found = self._find(definition, tool)
+        if not isinstance(found, _Bound) or found.tool.concurrency_max is None:
+            return None
+        overdue = sum(name == tool for name in tuple(self._overdue.values()))
+        return Concurrency(tool, found.tool.concurrency_max, overdue)
+
     def close(self) -> None:
+        """Let threads end when they have nothing to do, and close what tools hold open. Idempotent."""
         self._threads.close()
+        services = {id(each.service): each.service for agent in self._agents for each in agent.tools}
+        for service in services.values():
+            if service is None:
+                continue
+            try:
+                service.close()
+            except Exception:  # noqa: BLE001 - whatever it is, the others are closed
+                _log.exception("a tool's service could not be closed", extra={"action": "service_not_closed"})
 
     def knows(self, definition: str, tool: str) -> bool:
         return self._find(definition, tool) is not None
@@ -179,16 +197,16 @@ class FunctionTools:
             signal.abort((abort.reason or "aborted") if aborting.done() else "deadline")
             if thread is not None and thread.cancel():
                 return _never_began(kind)
-            return await self._stop(running, thread, kind)
+            return await self._stop(running, thread, kind, call.tool)
         except asyncio.CancelledError:
             signal.abort("the worker ends")
-            self._give_up(running, thread)
+            self._give_up(running, thread, call.tool)
             raise
         finally:
             aborting.cancel()
 
     async def _stop(
-        self, running: asyncio.Future[Any], thread: Future[Any] | None, kind: FailureKind
+        self, running: asyncio.Future[Any], thread: Future[Any] | None, kind: FailureKind, tool: str
     ) -> _Returned | Failed | Declined:
         """The signal is set; an answer that still comes within the grace period is definite."""
         if kind is FailureKind.ABORTED:
@@ -198,18 +216,21 @@ class FunctionTools:
             await asyncio.wait({running}, timeout=CANCEL_WAIT_S)
         if running.done() and not running.cancelled():
             return _ended(running)
-        self._give_up(running, thread)
+        self._give_up(running, thread, tool)
         what = "its deadline" if kind is FailureKind.DEADLINE else "an abort"
         return Failed(kind, f"The tool did not end before {what}.")
 
-    def _give_up(self, running: asyncio.Future[Any], thread: Future[Any] | None) -> None:
+    def _give_up(self, running: asyncio.Future[Any], thread: Future[Any] | None, tool: str) -> None:
         """Nobody waits for it any more; it is counted for as long as it goes on."""
         overdue: Future[Any] | asyncio.Future[Any] = running if thread is None else thread
         if not running.done():
             running.cancel()
         if not overdue.done():
-            self._overdue.add(overdue)
-            cast("Any", overdue).add_done_callback(self._overdue.discard)
+            self._overdue[overdue] = tool
+            cast("Any", overdue).add_done_callback(self._ended_late)
+
+    def _ended_late(self, overdue: Future[Any] | asyncio.Future[Any]) -> None:
+        self._overdue.pop(overdue, None)
 
     def _context(self, call: ToolInvocation, signal: AbortSignal) -> ToolContext:
         return ToolContext(

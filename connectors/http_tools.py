@@ -186,7 +186,8 @@ def http_tool(
             with the same key, say).
         not_executed_statuses: statuses that say that nothing was done (429, say); it may be called again.
         timeout_s: an attempt's deadline.
-        **options: description, settle_s, attempts_max, needs_approval, reconcile, as of ``@tool``.
+        **options: description, settle_s, attempts_max, needs_approval, reconcile, concurrency_max, as of
+            ``@tool``.
 
     Raises:
         UnusableDeclaration, EffectMissing, UnusableTool, UnusableSchema.

@@ -12,10 +12,13 @@ call the server is asked again, and a tool that has changed is declined as unava
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final, cast
 
 import httpx2
@@ -33,9 +36,11 @@ from perdure.connectors.declared_tool import (
 )
 from perdure.connectors.guardian import GRACE_S_DEFAULT
 from perdure.connectors.http_tools import Headers
+from perdure.connectors.mcp_known import FOLDER, KnownTools
 from perdure.connectors.mcp_session import (
     CLOSE_TIMEOUT_S,
     OPEN_TIMEOUT_S,
+    NotReached,
     Refused,
     Session,
     in_background,
@@ -57,18 +62,22 @@ from perdure.connectors.tool import (
 from perdure.schemas.values import Effect
 
 NAME_CHARS_MAX: Final = 64
+_log: Final = logging.getLogger(__name__)
 _ODD: Final = re.compile(r"[^A-Za-z0-9_-]")
 
 
 class McpServer:
     """An MCP server whose tools an agent may use; made by :meth:`stdio` or :meth:`http`.
 
-    Its session is opened at the first use, shared by all calls, and opened again when it broke.
+    Its session is opened at the first use, shared by all calls, and opened again when it broke. A worker
+    that leaves closes it. ``known``: the file where its tools are remembered, for when it is down while an
+    agent is declared; by default ``.perdure/mcp/NAME.json`` in the working folder.
     """
 
-    def __init__(self, name: str, connect: Callable[[], Transport]) -> None:
+    def __init__(self, name: str, connect: Callable[[], Transport], *, known: Path | None = None) -> None:
         self.name = name
         self._connect = connect
+        self._known = KnownTools(known or FOLDER / f"{_ODD.sub('_', name)}.json")
         self._session: Session | None = None
 
     @classmethod
@@ -81,6 +90,7 @@ class McpServer:
         extra_env: Mapping[str, str] | None = None,
         cwd: str | os.PathLike[str] | None = None,
         grace_s: float = GRACE_S_DEFAULT,
+        known: Path | None = None,
     ) -> McpServer:
         """A server that is a command, under a guardian.
 
@@ -92,10 +102,12 @@ class McpServer:
             given = {**passed, **(extra_env or {})}
             return cast("Transport", guarded_streams(command, given, cwd, grace_s))
 
-        return cls(name, connect)
+        return cls(name, connect, known=known)
 
     @classmethod
-    def http(cls, name: str, url: str, *, headers: Headers | None = None) -> McpServer:
+    def http(
+        cls, name: str, url: str, *, headers: Headers | None = None, known: Path | None = None
+    ) -> McpServer:
         """A server that speaks streamable HTTP; ``headers``: as of ``http_tool``, asked for per session."""
 
         @asynccontextmanager
@@ -108,7 +120,7 @@ class McpServer:
             ):
                 yield both
 
-        return cls(name, lambda: cast("Transport", streams()))
+        return cls(name, lambda: cast("Transport", streams()), known=known)
 
     def tools(
         self,
@@ -120,8 +132,9 @@ class McpServer:
         output_bytes_max: int = OUTPUT_BYTES_MAX_DEFAULT,
         needs_approval: Collection[str] = (),
         reconcile: Mapping[str, Reconciler] | None = None,
+        concurrency_max: Mapping[str, int] | None = None,
     ) -> list[Tool[..., Any]]:
-        """Ask the server for its tools, and declare them.
+        """Ask the server for its tools, and declare them; those it last had, if it can not be reached.
 
         Args:
             effects: by the server's name of a tool; non_idempotent for those not named.
@@ -131,13 +144,21 @@ class McpServer:
             output_bytes_max: how much of a textual answer is kept.
             needs_approval: the server's names of those that a person has to approve.
             reconcile: by the server's name of a non_idempotent tool, what finds out what became of a call.
+            concurrency_max: by the server's name of a tool, as of ``@tool``.
 
         Raises:
-            NotReached, UnusableDeclaration (a name that the server does not have), UnusableTool,
-            UnusableSchema.
+            NotReached (and nothing is remembered), UnusableDeclaration (a name that the server does not
+            have), UnusableTool, UnusableSchema.
         """
-        found = in_background_blocking(self._listed(), 2 * OPEN_TIMEOUT_S + CLOSE_TIMEOUT_S)
-        absent = {*(effects or {}), *(only or ()), *needs_approval, *(reconcile or {})} - set(found)
+        found = self._found()
+        named = {
+            *(effects or {}),
+            *(only or ()),
+            *needs_approval,
+            *(reconcile or {}),
+            *(concurrency_max or {}),
+        }
+        absent = named - set(found)
         if absent:
             raise UnusableDeclaration(f"The server {self.name} has no {', '.join(sorted(absent))}.")
         declared: list[Tool[..., Any]] = []
@@ -151,14 +172,34 @@ class McpServer:
                 timeout_s=timeout_s,
                 needs_approval=name in needs_approval,
                 reconcile=(reconcile or {}).get(name),
+                concurrency_max=(concurrency_max or {}).get(name),
             )
-            declared.append(declare(self._body(name, schema_hash(found[name]), output_bytes_max)))
+            made = declare(self._body(name, schema_hash(found[name]), output_bytes_max))
+            declared.append(replace(made, service=self))
         return declared
 
     def close(self) -> None:
         """End the session; a later call opens another."""
         if self._session is not None:
             in_background_blocking(self._session.close(), OPEN_TIMEOUT_S + CLOSE_TIMEOUT_S)
+
+    def _found(self) -> Mapping[str, ServerTool]:
+        """Now, or when it was last asked: a server that is down must not keep a worker from starting."""
+        try:
+            found = in_background_blocking(self._listed(), 2 * OPEN_TIMEOUT_S + CLOSE_TIMEOUT_S)
+        except (NotReached, TimeoutError) as error:
+            recalled = self._known.recall()
+            if recalled is None:
+                raise NotReached(
+                    f"{self.name}: {error}, and nothing is remembered in {self._known}."
+                ) from error
+            _log.warning(
+                "MCP server %s is declared as it last was: %s", self.name, error,
+                extra={"action": "mcp_declared_from_memory"},
+            )  # fmt: skip
+            return recalled
+        self._known.remember(found)
+        return found
 
     async def _listed(self) -> Mapping[str, ServerTool]:
         return await self._opened().tools()

@@ -195,7 +195,8 @@ def subprocess_tool(
         cwd: working folder.
         timeout_s: how long the command may take. The attempt's deadline is later by what stopping it takes.
         grace_s: between SIGTERM and SIGKILL, 0 to 3 s.
-        **options: description, settle_s, attempts_max, needs_approval, reconcile, as of ``@tool``.
+        **options: description, settle_s, attempts_max, needs_approval, reconcile, concurrency_max, as of
+            ``@tool``.
 
     Raises:
         UnusableDeclaration, EffectMissing, UnusableTool, UnusableSchema.

@@ -15,8 +15,8 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Generic, Literal, ParamSpec, TypeAlias, TypeVar, cast
+from dataclasses import dataclass, field
+from typing import Any, Final, Generic, Literal, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from perdure.connectors.json_schema import Signature, signature_of, summary_of
 from perdure.connectors.reconciler import Reconciler
@@ -103,9 +103,20 @@ class ToolContext:
         return max(0.0, self.deadline_boot_s - self.clock.boot_s())
 
 
+class Service(Protocol):
+    """What several tools have in common and hold open, such as the session with a server."""
+
+    def close(self) -> None:
+        """Let go of it; a later call of a tool opens it again."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Tool(Generic[P, R]):
-    """A declared tool; calling it calls the function, so that it is tested like any function."""
+    """A declared tool; calling it calls the function, so that it is tested like any function.
+
+    ``service``: closed when the worker leaves.
+    """
 
     name: str
     description: str
@@ -120,6 +131,8 @@ class Tool(Generic[P, R]):
     cosmetic: tuple[str, ...]
     reconcile: Reconciler | None
     is_async: bool
+    concurrency_max: int | None = None
+    service: Service | None = field(default=None, compare=False)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
@@ -155,6 +168,7 @@ def tool(
     needs_approval: bool = False,
     repeats_max: int = TOOL_REPEATS_MAX_DEFAULT,
     cosmetic: Sequence[str] = (),
+    concurrency_max: int | None = None,
 ) -> Callable[[Callable[P, R]], Tool[P, R]]:
     """Declare a function, sync (run in a thread) or async, as a tool of an agent.
 
@@ -173,6 +187,8 @@ def tool(
         needs_approval: a person has to approve each call before it is made.
         repeats_max: the identical call, in vain, that is answered instead of made (0: none; it may poll).
         cosmetic: names of arguments that do not make a call another one, such as a display name.
+        concurrency_max: how many calls of a tool of this name one worker makes at the same time; by default
+            as many as it has slots. It is no part of the agent's definition: workers may differ.
 
     Raises:
         EffectMissing, UnusableTool, UnusableSignature, UnusableSchema.
@@ -180,13 +196,10 @@ def tool(
     if function is not None or effect is None:
         raise EffectMissing(f"It is {function.__name__}." if function is not None else None)
     kind = _effect(effect)
-    given = cast("object", reconcile)
-    if given is not None and not isinstance(given, Reconciler):
-        raise UnusableTool("reconcile= takes a function declared with @reconciler.")
-    if reconcile is not None and kind is not Effect.NON_IDEMPOTENT:
-        raise UnusableTool(f"reconcile= is for non_idempotent tools; a {kind} one is simply tried again.")
-    if timeout_s <= 0 or settle_s < 0 or attempts_max < 1 or repeats_max < 0:
-        raise UnusableTool("timeout_s > 0, settle_s >= 0, attempts_max >= 1, repeats_max >= 0 must hold.")
+    _check_reconciler(kind, reconcile)
+    least = min(attempts_max, 1 if concurrency_max is None else concurrency_max)
+    if timeout_s <= 0 or settle_s < 0 or least < 1 or repeats_max < 0:
+        raise UnusableTool("timeout_s > 0, settle_s, repeats_max >= 0, attempts_max, concurrency_max >= 1.")
 
     def declare(function: Callable[P, R]) -> Tool[P, R]:
         called = name or function.__name__
@@ -206,9 +219,17 @@ def tool(
             cosmetic=tuple(cosmetic),
             reconcile=reconcile,
             is_async=inspect.iscoroutinefunction(function),
+            concurrency_max=concurrency_max,
         )
 
     return declare
+
+
+def _check_reconciler(kind: Effect, given: object) -> None:
+    if given is not None and not isinstance(given, Reconciler):
+        raise UnusableTool("reconcile= takes a function declared with @reconciler.")
+    if given is not None and kind is not Effect.NON_IDEMPOTENT:
+        raise UnusableTool(f"reconcile= is for non_idempotent tools; a {kind} one is simply tried again.")
 
 
 def _effect(effect: Effect | EffectName) -> Effect:

@@ -16,7 +16,7 @@ from perdure.processors.clock import Entropy, new_id
 from perdure.processors.crash_points import crash_point
 from perdure.processors.executor.actions import Action, extra
 from perdure.processors.executor.results import OUTPUT_UNUSABLE, clipped
-from perdure.processors.executor.work import Claim, Prepared, Request, Unreadable
+from perdure.processors.executor.work import Claim, Lane, Prepared, Request, Unreadable
 from perdure.processors.headers import RequestIdentity, identity_of, parse_headers
 from perdure.processors.machine.transcript import extend_digest, start_digest
 from perdure.processors.ports import DefinitionSource, ModelInvocation, ModelPort
@@ -163,6 +163,14 @@ class ModelCaller:
             return None
         message = clipped(f"this worker has not read agent definition {asked.definition}")
         return Declined(DeclineReason.UNAVAILABLE, message)
+
+    def lane(self, request: Request) -> Lane | None:  # noqa: ARG002 - the protocol's name
+        return None
+
+    def has_room(self, request: Request, running: int) -> bool:  # noqa: ARG002 - the protocol's names
+        return True
+
+    def hold(self, partitions: int) -> None: ...
 
     def prepare(self, request: Request) -> Prepared | ResultBody:
         asked = _asked(request)

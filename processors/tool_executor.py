@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Final, Protocol, runtime_checkable
 
 from perdure.processors.abort import AbortSignal
 from perdure.processors.blobs import BlobStore
 from perdure.processors.executor.results import clipped
-from perdure.processors.executor.work import Claim, Prepared, Request, Unreadable
+from perdure.processors.executor.work import Claim, Lane, Prepared, Request, Unreadable
 from perdure.processors.headers import identity_of, parse_headers
 from perdure.processors.ports import ToolInvocation, ToolPort
 from perdure.processors.tool_answers import Answers
@@ -19,6 +20,9 @@ from perdure.schemas.values import DeclineReason, Effect, Purpose
 from perdure.topics.log import Record
 from perdure.topics.table import Role
 
+WAITING_MAX: Final = 100
+"""Calls of one tool that wait here for others of it to end; more are handed back, to come again later."""
+
 
 @runtime_checkable
 class CountsAbandoned(Protocol):
@@ -26,6 +30,31 @@ class CountsAbandoned(Protocol):
 
     @property
     def abandoned(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Concurrency:
+    """How many calls a worker makes of a tool at the same time. ``overdue``: given up, and still running."""
+
+    key: str
+    calls_max: int
+    overdue: int
+
+
+@runtime_checkable
+class LimitsCalls(Protocol):
+    """A ToolPort of which some tools may not run as often at once as there are slots."""
+
+    def concurrency(self, definition: str, tool: str) -> Concurrency | None:
+        """None: as many as there are slots."""
+        ...
+
+
+@runtime_checkable
+class Closable(Protocol):
+    """A ToolPort that holds something open."""
+
+    def close(self) -> None: ...
 
 
 class ToolExecutor:
@@ -37,6 +66,7 @@ class ToolExecutor:
         self._answers = Answers(blobs)
         # Found out once: a look at a protocol takes longer than all else in an idle step.
         self._counting = tools if isinstance(tools, CountsAbandoned) else None
+        self._limiting = tools if isinstance(tools, LimitsCalls) else None
 
     @property
     def role(self) -> Role:
@@ -79,6 +109,23 @@ class ToolExecutor:
             return None
         return Declined(DeclineReason.UNAVAILABLE, clipped(f"this worker has no tool {asked.tool!r}"))
 
+    def lane(self, request: Request) -> Lane | None:
+        limit = self._limit(request)
+        return None if limit is None else Lane(f"tool {limit.key}", WAITING_MAX)
+
+    def has_room(self, request: Request, running: int) -> bool:
+        limit = self._limit(request)
+        return limit is None or running + limit.overdue < limit.calls_max
+
+    def hold(self, partitions: int) -> None:
+        """A tool's limit is one of the worker, however much it owns."""
+
+    def _limit(self, request: Request) -> Concurrency | None:
+        asked = _asked(request)
+        if self._limiting is None or asked.purpose is not Purpose.CALL:
+            return None
+        return self._limiting.concurrency(asked.definition, asked.tool)
+
     def prepare(self, request: Request) -> Prepared | ResultBody:
         asked = _asked(request)
         arguments = _object(asked.arguments)
@@ -110,7 +157,10 @@ class ToolExecutor:
     def tend(self) -> bool:
         return False
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Let go of what the tools hold open, such as sessions with servers."""
+        if isinstance(self._tools, Closable):
+            self._tools.close()
 
 
 def _fault(asked: ToolRequest) -> str | None:

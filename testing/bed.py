@@ -278,10 +278,13 @@ class TestBed:
 
     # ---- workers -------------------------------------------------------------------------------------------
 
-    def add(self, role: Role | str, *, keeps_disk: bool = True) -> Worker:
+    def add(
+        self, role: Role | str, *, keeps_disk: bool = True, agents: Sequence[Agent] | None = None
+    ) -> Worker:
         """Start one more worker of a role, in its first free slot.
 
-        ``keeps_disk`` False: what an earlier worker of the slot had on its disk is gone.
+        ``keeps_disk`` False: what an earlier worker of the slot had on its disk is gone. ``agents``: what a
+        tool-executor serves, by default all that the bed was made with.
         """
         role = Role(role)
         taken = {worker.slot for worker in self.workers if worker.role is role and worker.is_alive}
@@ -294,7 +297,8 @@ class TestBed:
             settings = replace(self._world.orchestrator, slot=slot)
             worker = OrchestratorWorker(self._world, slot, stores, settings)
         else:
-            worker = ExecutorWorker(self._world, role, slot)
+            served = self._world if agents is None else replace(self._world, agents=inlined(agents))
+            worker = ExecutorWorker(served, role, slot)
         self.workers.append(worker)
         self._step_ms = STEP_MS_MIN
         return worker
@@ -308,10 +312,12 @@ class TestBed:
         for worker in [each for each in self.workers if each.role is Role(role) and each.is_alive]:
             self._kill(worker)
 
-    def restart(self, role: Role | str, *, keeps_disk: bool = True) -> Worker:
-        """Crash what lives of a role, if anything does, and start one worker."""
+    def restart(
+        self, role: Role | str, *, keeps_disk: bool = True, agents: Sequence[Agent] | None = None
+    ) -> Worker:
+        """Crash what lives of a role, if anything does, and start one worker, as :meth:`add` does."""
         self.crash(role)
-        return self.add(role, keeps_disk=keeps_disk)
+        return self.add(role, keeps_disk=keeps_disk, agents=agents)
 
     def stop(self, role: Role | str) -> None:
         """SIGTERM every worker of a role: what runs ends, then they leave."""
@@ -341,7 +347,11 @@ class TestBed:
                 [CommittedOffset(TopicPartition(topic, n), 0, text) for n in range(self.partitions)]
             )
             self._log.kill(consumer)
+        self.publish(*self._agents)
+
+    def publish(self, *agents: Agent) -> None:
+        """Make agents known, as the start of a worker with them does; those of the bed are already."""
         book = DefinitionBook(self._log, NAMES, self.clock, "testbed.publisher")
-        for agent in self._agents:
+        for agent in agents:
             publish(agent.definition(), book, self._producer, NAMES, self.clock)
         book.close()

@@ -9,11 +9,11 @@ from typing import Any, TypeAlias, TypeVar
 from perdure.connectors.client import Client
 from perdure.schemas.commands import Cancel, CommandBody, Decide, Resume, Signal
 from perdure.schemas.events import CommandRejected, Event
-from perdure.schemas.outputs import Approval, Outcome
+from perdure.schemas.outputs import Approval, Outcome, Status
 from perdure.schemas.requests import ModelRequest, ToolRequest
 from perdure.schemas.values import Budget, RunState, Usage, Verdict
 from perdure.testing.history import History
-from perdure.topics.table import MODEL_REQUESTS, TOOL_REQUESTS
+from perdure.topics.table import MODEL_REQUESTS, RUN_STATUS, TOOL_REQUESTS
 
 B = TypeVar("B")
 Send: TypeAlias = Callable[[str, CommandBody, str | None], str]
@@ -72,6 +72,12 @@ class TestRun:
             if not isinstance(content, str):
                 found += [block for block in content if block["type"] == "tool_result"]
         return found
+
+    @property
+    def waiting_for(self) -> str | None:
+        """What run-status says that the run can not go on without; None: nothing."""
+        told = [each for each in self._history.all_of(RUN_STATUS, Status) if each.run_id == self.run_id]
+        return max(told, key=lambda each: each.seq).waiting_for if told else None
 
     @property
     def outcomes(self) -> list[Outcome]:

@@ -11,7 +11,8 @@ from perdure.processors.clock import Clock
 from perdure.processors.crash_points import crash_point
 from perdure.processors.executor.actions import Action, extra
 from perdure.processors.executor.claims import Claims, Verdict
-from perdure.processors.executor.intake import Intake, Waiting
+from perdure.processors.executor.intake import Intake
+from perdure.processors.executor.lanes import Waiting
 from perdure.processors.executor.partition import Partition
 from perdure.processors.executor.results import Results, clipped
 from perdure.processors.executor.running import CANCELLED, Call, Ended, Running
@@ -94,14 +95,11 @@ class Dispatch:
         claiming: list[Call] = []
         passed: list[Waiting] = []
         free = self.free_slots
-        while free > 0 and len(passed) < SCAN_MAX * self._slots:
-            waiting = self._intake.take()
+        while free > 0:
+            waiting = self._next(may_claim, passed)
             if waiting is None:
                 break
             needs_claim = waiting.request.claim is not Claim.NONE
-            if waiting.partition.is_blocked or (needs_claim and not may_claim):
-                passed.append(waiting)
-                continue
             moved = True
             call = self._begin(waiting)
             if call is None:
@@ -116,6 +114,35 @@ class Dispatch:
             self._claim(claiming, partitions)
         return moved
 
+    def _next(self, may_claim: bool, passed: list[Waiting]) -> Waiting | None:
+        """The next request that may start now. On the way, what its lane has no room for is parked, and what
+        can not start for another reason is ``passed`` over.
+        """
+
+        def may_start(waiting: Waiting) -> bool:
+            needs_claim = waiting.request.claim is not Claim.NONE
+            return not waiting.partition.is_blocked and (may_claim or not needs_claim)
+
+        parked = self._intake.take_parked(lambda each: may_start(each) and self._has_room(each))
+        if parked is not None:
+            return parked
+        while len(passed) < SCAN_MAX * self._slots and (waiting := self._intake.take()) is not None:
+            lane = self._work.lane(waiting.request)
+            if lane is not None and (self._intake.parked_in(lane) or not self._has_room(waiting)):
+                self._intake.park(waiting, lane)
+            elif may_start(waiting):
+                return waiting
+            else:
+                passed.append(waiting)
+        return None
+
+    def _has_room(self, waiting: Waiting) -> bool:
+        lane = self._work.lane(waiting.request)
+        if lane is None:
+            return True
+        running = sum(call.lane == lane.key for call in self._active.values())
+        return self._work.has_room(waiting.request, running + self._running.abandoned_in(lane.key))
+
     def withdraw(self, is_concerned: Callable[[Call], bool]) -> None:
         """Hand back calls whose claim is held and not used yet."""
         for call in self._claims.withdraw(is_concerned):
@@ -129,7 +156,8 @@ class Dispatch:
         if not isinstance(prepared, Prepared):
             self._intake.answer(waiting, prepared)
             return None
-        call = Call(waiting.request, waiting.partition, prepared)
+        lane = self._work.lane(waiting.request)
+        call = Call(waiting.request, waiting.partition, prepared, None if lane is None else lane.key)
         self._active[waiting.request.identity.request_id] = call
         return call
 

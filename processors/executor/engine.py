@@ -115,6 +115,7 @@ class Executor:
         self._results.poll()
         moved |= self._dispatch.settle()
         if self.phase is Phase.RUNNING:
+            self._work.hold(self._owned.count)
             moved |= self._intake.tell_suspects() > 0
             moved |= self._dispatch.start(self._owned)
         self._commit_if_due()
@@ -149,7 +150,7 @@ class Executor:
     @property
     def backlog(self) -> int:
         """Requests read and not begun, suspects included."""
-        return self._intake.waiting + self._intake.held
+        return self._intake.waiting + self._intake.parked + self._intake.held
 
     @property
     def abandoned(self) -> int:
@@ -265,8 +266,8 @@ class Executor:
         self.phase = Phase.STOPPED
         self._results.close(self._settings.flush_s)
         self._cancellations.close()
+        self._running.close()  # before what calls use
         self._work.close()
-        self._running.close()
         logger.info("stopped: %s", self.exit.name, extra=extra(Action.STOPPED))
 
     def _drain(self, leaving: Sequence[Partition]) -> None:

@@ -10,10 +10,11 @@ from typing import Final
 
 from perdure.processors.clock import Clock
 from perdure.processors.executor.actions import Action, extra
+from perdure.processors.executor.lanes import Lanes, Waiting
 from perdure.processors.executor.partition import Partition
 from perdure.processors.executor.results import Results
 from perdure.processors.executor.running import Call
-from perdure.processors.executor.work import Claim, Request, Unreadable, Work
+from perdure.processors.executor.work import Claim, Lane, Request, Unreadable, Work
 from perdure.processors.headers import RequestIdentity
 from perdure.schemas.results import Declined, ResultBody, Suspect, Undecodable
 from perdure.schemas.values import DeclineReason
@@ -22,14 +23,6 @@ from perdure.topics.log import Record
 logger: Final = logging.getLogger(__name__)
 
 UNDECODABLE: Final = "undecodable"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Waiting:
-    """A request that waits for a slot."""
-
-    request: Request
-    partition: Partition
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +55,18 @@ class Intake:
         self._window_offsets = window_offsets
         self._waiting: deque[Waiting] = deque()
         self._waiting_bytes = 0
+        self._lanes = Lanes()
         self._held: list[Held] = []
 
     @property
     def waiting(self) -> int:
+        """For nothing but a slot."""
         return len(self._waiting)
+
+    @property
+    def parked(self) -> int:
+        """For room in their lane."""
+        return len(self._lanes)
 
     @property
     def held(self) -> int:
@@ -74,7 +74,7 @@ class Intake:
 
     @property
     def load(self) -> Load:
-        return Load(len(self._waiting), self._waiting_bytes)
+        return Load(len(self._waiting) + len(self._lanes), self._waiting_bytes)
 
     def take(self) -> Waiting | None:
         """The request that has waited longest."""
@@ -83,6 +83,25 @@ class Intake:
         taken = self._waiting.popleft()
         self._waiting_bytes -= taken.request.size
         return taken
+
+    def take_parked(self, may_start: Callable[[Waiting], bool]) -> Waiting | None:
+        """The first of a lane that has room."""
+        taken = self._lanes.take(may_start)
+        if taken is not None:
+            self._waiting_bytes -= taken.request.size
+        return taken
+
+    def park(self, taken: Waiting, lane: Lane) -> None:
+        """Let it wait in its lane, or hand it back if too many do: others may read on."""
+        if lane.waiting_max is not None and self._lanes.waiting_in(lane.key) >= lane.waiting_max:
+            reason = f"{lane.key}: as many as may run at once do, and {lane.waiting_max} wait"
+            self.answer(taken, Declined(DeclineReason.UNAVAILABLE, reason))
+            return
+        self._lanes.park(lane.key, taken)
+        self._waiting_bytes += taken.request.size
+
+    def parked_in(self, lane: Lane) -> int:
+        return self._lanes.waiting_in(lane.key)
 
     def put_back(self, taken: Sequence[Waiting]) -> None:
         """Requests that could not be started yet, in the order in which they were taken."""
@@ -156,7 +175,7 @@ class Intake:
         """Hand waiting requests of cancelled executions back at once; returns how many."""
         cancelled = [
             each
-            for each in self._waiting
+            for each in (*self._waiting, *self._lanes)
             if is_cancelled(each.request.identity.run_id, each.request.execution)
         ]
         if cancelled:
@@ -183,9 +202,9 @@ class Intake:
             self._waiting_bytes += request.size
 
     def _drop(self, is_unwanted: Callable[[Waiting], bool]) -> None:
-        kept = [each for each in self._waiting if not is_unwanted(each)]
-        self._waiting = deque(kept)
-        self._waiting_bytes = sum(each.request.size for each in kept)
+        self._waiting = deque(each for each in self._waiting if not is_unwanted(each))
+        self._lanes.drop(is_unwanted)
+        self._waiting_bytes = sum(each.request.size for each in (*self._waiting, *self._lanes))
 
     def _refuse(self, partition: Partition, item: Unreadable, record: Record) -> None:
         logger.error(

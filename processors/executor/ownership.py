@@ -62,6 +62,10 @@ class Ownership:
         return self._partitions.get(at)
 
     @property
+    def count(self) -> int:
+        return len(self._partitions)
+
+    @property
     def assigned(self) -> tuple[TopicPartition, ...]:
         return tuple(sorted(self._partitions))
 

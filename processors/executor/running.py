@@ -38,6 +38,7 @@ class Call:
     request: Request
     partition: Partition
     prepared: Prepared
+    lane: str | None = None
     abort: AbortSignal = field(default_factory=AbortSignal)
     claimed_s: float | None = None
     is_told: bool = False
@@ -81,6 +82,10 @@ class Running:
     @property
     def abandoned(self) -> int:
         return sum(call.is_abandoned for call in self._calls.values())
+
+    def abandoned_in(self, lane: str) -> int:
+        """Calls of a lane that were given up and still run."""
+        return sum(call.is_abandoned and call.lane == lane for call in self._calls.values())
 
     def start(self, call: Call) -> None:
         """Hand the call to the runner; its time runs from now."""

@@ -42,6 +42,16 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class Lane:
+    """What requests with a common limit are in. ``waiting_max``: beyond so many that wait here, a request is
+    handed back, to come again later or elsewhere; None: all may wait.
+    """
+
+    key: str
+    waiting_max: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Unreadable:
     """Records that make no request. ``identity`` None: not even their headers say whom to answer."""
 
@@ -80,6 +90,18 @@ class Work(Protocol):
 
     def refusal(self, request: Request) -> ResultBody | None:
         """Why this worker can not start the request, asked when it is read and again before it is started."""
+        ...
+
+    def lane(self, request: Request) -> Lane | None:
+        """The lane of the request; None: it needs nothing but a slot."""
+        ...
+
+    def has_room(self, request: Request, running: int) -> bool:
+        """Whether its lane lets the request start now, beside so many of it that run."""
+        ...
+
+    def hold(self, partitions: int) -> None:
+        """So many partitions are owned by this worker."""
         ...
 
     def prepare(self, request: Request) -> Prepared | ResultBody:

@@ -12,10 +12,10 @@ from perdure.processors.machine import apply_family as family
 from perdure.processors.machine.budget import charge_estimate, replace_estimate
 from perdure.processors.machine.lifecycle import IllegalEvent, move
 from perdure.processors.machine.messages import message_of, texts_message
-from perdure.processors.machine.state import Closed, ModelCall, Run
+from perdure.processors.machine.state import Closed, ModelCall, Run, agent_named
 from perdure.processors.machine.transcript import extend_digest, start_digest
 from perdure.schemas import events as ev
-from perdure.schemas.values import Provenance, RunState, Usage
+from perdure.schemas.values import DeclineReason, Provenance, RunState, Usage
 
 NOT_COUNTED = frozenset({"unavailable", "expired", "suspect", "late_claim"})
 """Codes of ended model attempts that say nothing against the model."""
@@ -205,8 +205,13 @@ def _responded(run: Run, body: ev.ModelResponded) -> Run:
 
 def _attempt_ended(run: Run, body: ev.ModelAttemptEnded) -> Run:
     counted = 0 if body.code in NOT_COUNTED else 1
+    waiting_for = None
+    if body.code == DeclineReason.UNAVAILABLE:
+        waiting_for = f"{agent_named(run.agent, run.version)} on some model-caller"
     # Not tried again, nothing is pending any more: its reservation must not be charged beside its usage.
-    model = None if body.retry_at_ms is None else replace(_model(run), retry_at_ms=body.retry_at_ms)
+    model = None
+    if body.retry_at_ms is not None:
+        model = replace(_model(run), retry_at_ms=body.retry_at_ms, waiting_for=waiting_for)
     run = replace(run, model=model, failures=run.failures + counted)
     if body.is_estimated:
         return charge_estimate(run, body.request_id, body.usage)

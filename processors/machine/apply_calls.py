@@ -10,9 +10,17 @@ from msgspec.structs import replace
 from perdure.processors.machine.apply_family import child_started
 from perdure.processors.machine.lifecycle import IllegalEvent
 from perdure.processors.machine.repetition import learn, remember
-from perdure.processors.machine.state import Attempt, Call, CallPhase, Pending, Reconciliation, Run
+from perdure.processors.machine.state import (
+    Attempt,
+    Call,
+    CallPhase,
+    Pending,
+    Reconciliation,
+    Run,
+    agent_named,
+)
 from perdure.schemas import events as ev
-from perdure.schemas.values import ResultSource, RunState
+from perdure.schemas.values import DeclineReason, ResultSource, RunState
 
 CALL_ID_HASH_BYTES: Final = 8
 CHILD_GRACE_MS: Final = 60_000
@@ -70,7 +78,7 @@ def change(run: Run, at_ms: int, body: CallEvent) -> Run:
         raise IllegalEvent(f"{type(body).__name__} for call {body.call_id} of turn {body.turn}")
     if call.is_done:
         raise IllegalEvent(f"{type(body).__name__} for call {body.call_id}, which has its result")
-    run = _put(run, _changed_call(call, at_ms, body))
+    run = _put(run, _waiting(run, _changed_call(call, at_ms, body), body))
     if isinstance(body, ev.ApprovalRequested):
         pending = Pending(body.call_id, body.kind, body.token, at_ms, body.deadline_ms)
         run = replace(run, pending=(*run.pending, pending))
@@ -157,6 +165,15 @@ def _changed_call(
             return replace(call, phase=CallPhase.REQUESTED, arguments=arguments)
         case _:
             assert_never(body)
+
+
+def _waiting(run: Run, call: Call, body: CallEvent) -> Call:
+    """The call as it waits for what no worker had, or does so no more."""
+    waiting_for = None
+    if isinstance(body, ev.ToolAttemptEnded) and body.reason == DeclineReason.UNAVAILABLE:
+        waiting_for = f"tool {call.tool} of {agent_named(run.agent, run.version)} on some worker"
+        waiting_for += f" ({body.message})" if body.message else ""
+    return call if call.waiting_for == waiting_for else replace(call, waiting_for=waiting_for)
 
 
 COUNTED = frozenset(

@@ -99,5 +99,13 @@ class Draft:
             self.jitter() * max(0, ceiling - settings.retry_delay_ms_min)
         )
 
+    def unavailable_ms(self, tries: int) -> int:
+        """Until what no worker had is asked for again, after so many ``tries`` before: capped exponential
+        backoff with jitter over its upper half, so that runs that wait for the same come back one by one.
+        """
+        settings = self.context.settings
+        ceiling = min(settings.unavailable_delay_ms_max, settings.unavailable_delay_ms << min(tries, 20))
+        return ceiling - int(self.jitter() * (ceiling // 2))
+
     def done(self) -> Decided:
         return Decided(tuple(self._events), tuple(self._outputs))

@@ -96,6 +96,8 @@ class MachineSettings(Struct, frozen=True):
     how far the wall clocks of two workers may differ; added wherever an executor's instant is believed.
     ``finished_runs_retention_ms``: how long a run is kept after its last end.
     ``child_depth_max``: generations below a run without a parent. ``children_max``: that one run may start.
+    ``unavailable_delay_ms``: until what no worker had is asked for again, doubled each time up to ``_max``;
+    ``agent_wait_ms`` likewise for an agent that nobody has published.
     """
 
     dispatch_wait_ms_max: int = 3_600_000
@@ -106,6 +108,7 @@ class MachineSettings(Struct, frozen=True):
     model_failures_max: int = 20
     reconcile_asks_max: int = 5
     agent_wait_ms: int = 2_000
+    unavailable_delay_ms_max: int = 60_000
     approval_timeout_ms: int | None = None
     finished_runs_retention_ms: int = 14 * 86_400_000
     child_depth_max: int = 4

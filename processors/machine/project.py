@@ -119,7 +119,7 @@ def status_of(run: Run) -> Status:
         created_ms=run.created_ms,
         updated_ms=run.updated_ms,
         pending_approvals=len(run.pending),
-        waiting_for=run.waiting_for,
+        waiting_for=run.waits_for,
         code=run.closed.code if run.closed else None,
         provenance=run.provenance,
         parent=run.parent.run_id if run.parent else None,

@@ -42,7 +42,7 @@ def decide_reply(draft: Draft, result: rs.Result) -> None:
         case rs.Suspect():
             end_model_attempt(draft, model, "suspect", "the worker that asked the model is gone", delay_ms=0)
         case rs.Declined():
-            delay_ms = draft.context.settings.unavailable_delay_ms
+            delay_ms = draft.unavailable_ms(draft.run.attempts - 1)
             end_model_attempt(draft, model, str(body.reason), body.message, delay_ms, Usage())
         case rs.Undecodable():
             delay_ms = draft.backoff_ms(draft.run.failures)

@@ -142,12 +142,12 @@ def _declined(draft: Draft, call: Call, body: rs.Declined) -> None:
     """Handed back without having been started: safe to dispatch again, whatever the effect class."""
     attempt = call.attempt
     assert attempt is not None
-    settings = draft.context.settings
     if body.reason is DeclineReason.CANCELLED:  # asked for by an execution that has ended
         answer_error(draft, call.call_id, NOT_STARTED, ResultSource.SYNTHETIC)
         return
-    delay_ms = settings.unavailable_delay_ms if body.reason is DeclineReason.UNAVAILABLE else 0
-    retry_at_ms = draft.now_ms + delay_ms if delay_ms else None
+    is_unavailable = body.reason is DeclineReason.UNAVAILABLE
+    delay_ms = draft.unavailable_ms(attempt.number - 1 - call.failures)
+    retry_at_ms = draft.now_ms + delay_ms if is_unavailable else None
     draft.emit(
         ev.ToolAttemptEnded(
             draft.run.turn, call.call_id, attempt.number, str(body.reason), body.message, retry_at_ms
@@ -185,7 +185,10 @@ def _reconciliation(draft: Draft, call: Call, result: rs.Result) -> None:
             ambiguity.unknown(draft, call, body.message)
         case rs.Undecodable() if is_waiting:
             ambiguity.unknown(draft, call, body.reason)
-        case rs.Declined() | rs.Suspect() if is_waiting:
+        case rs.Declined() if is_waiting:
+            told = f"the question was not put: {body.message or body.reason}"
+            ambiguity.unknown(draft, call, told, is_counted=False)
+        case rs.Suspect() if is_waiting:
             ambiguity.unknown(draft, call, "the question was not put", is_counted=False)
         case rs.Completed() | rs.Reconciled():
             record_surplus(draft, result, "late")

@@ -26,6 +26,11 @@ class CallPhase(StrEnum):
     DONE = "done"
 
 
+def agent_named(agent: str, version: str | None) -> str:
+    """An agent as people are told what a run waits for."""
+    return f"agent {agent} version {version}" if version else f"agent {agent}"
+
+
 class Attempt(Struct, frozen=True):
     """The newest attempt of a call; ``started_ms`` is set once a claim was read."""
 
@@ -52,7 +57,8 @@ class Call(Struct, frozen=True):
 
     ``due_ms``: when its timer fires, in the waiting phases. ``doubt``: why it is ambiguous. ``failures``:
     attempts that ended in a failure (declined ones do not count). ``late_content``: what the tool answered
-    after its run had ended. ``child``: id of the run that answers it.
+    after its run had ended. ``child``: id of the run that answers it. ``waiting_for``: what no worker had,
+    until it is asked for again.
     """
 
     call_id: str
@@ -72,6 +78,7 @@ class Call(Struct, frozen=True):
     late_content: bytes | None = None
     is_late_error: bool = False
     child: str | None = None
+    waiting_for: str | None = None
 
     @property
     def is_done(self) -> bool:
@@ -93,7 +100,10 @@ class Pending(Struct, frozen=True):
 
 
 class ModelCall(Struct, frozen=True):
-    """The pending model request of the current turn; ``retry_at_ms`` set: it waits for its next attempt."""
+    """The pending model request of the current turn; ``retry_at_ms`` set: it waits for its next attempt.
+
+    ``waiting_for``: what no worker had, until it is asked for again.
+    """
 
     turn: int
     attempt: int
@@ -106,6 +116,7 @@ class ModelCall(Struct, frozen=True):
     reserved: Usage = Usage()
     retry_at_ms: int | None = None
     is_whole_sent: bool = False
+    waiting_for: str | None = None
 
 
 class Reserved(Struct, frozen=True):
@@ -213,6 +224,15 @@ class Run(Struct, frozen=True):
     shared: Shared | None = None
     children: tuple[Child, ...] = ()
     children_count: int = 0
+
+    @property
+    def waits_for(self) -> str | None:
+        """What the run can not go on without, for people; None: nothing but its own calls and their time."""
+        if self.state.is_terminal:
+            return None
+        found = [self.waiting_for, self.model.waiting_for if self.model else None]
+        found += [call.waiting_for for call in self.calls if not call.is_done]
+        return "; ".join(dict.fromkeys(each for each in found if each)) or None
 
     def call(self, call_id: str) -> Call | None:
         return next((call for call in self.calls if call.call_id == call_id), None)

@@ -8,6 +8,7 @@ from perdure.processors.machine.budget import narrowed
 from perdure.processors.machine.draft import Draft
 from perdure.processors.machine.messages import is_blank
 from perdure.processors.machine.resume import start_if_possible
+from perdure.processors.machine.state import agent_named
 from perdure.schemas import commands as cmd
 from perdure.schemas import events as ev
 from perdure.schemas.canonical import dumps_verbatim, loads_json, normalise_json
@@ -36,7 +37,7 @@ def create(draft: Draft, body: cmd.Submit, provenance: Provenance, parent: Paren
             deadline_ms=body.deadline_ms,
             not_before_ms=body.not_before_ms,
             budget=narrowed(definition.budget if definition else None, body.budget),
-            waiting_for=None if definition else f"agent {body.agent} {body.version or '(newest)'}",
+            waiting_for=None if definition else agent_named(body.agent, body.version),
             retry_at_ms=None if definition else draft.now_ms + context.settings.agent_wait_ms,
             parent=parent,
         )
@@ -79,8 +80,11 @@ def pin_agent(draft: Draft) -> None:
     """Bind a waiting run to its agent if it is known by now, else wait again."""
     context, run = draft.context, draft.run
     if context.definition is None or context.definition_digest is None:
-        wanted = run.waiting_for or f"agent {run.agent} {run.version or '(newest)'}"
-        draft.emit(ev.RunWaiting(wanted, draft.now_ms + context.settings.agent_wait_ms))
+        # Twice as long as since its last event, which is the last try, within bounds.
+        settings, waited_ms = context.settings, draft.now_ms - run.updated_ms
+        delay_ms = max(settings.agent_wait_ms, min(2 * waited_ms, settings.unavailable_delay_ms_max))
+        wanted = run.waiting_for or agent_named(run.agent, run.version)
+        draft.emit(ev.RunWaiting(wanted, draft.now_ms + delay_ms))
         return
     draft.emit(
         ev.AgentPinned(

@@ -19,7 +19,7 @@ from perdure.processors.headers import request_headers
 from perdure.processors.offset_map import OffsetMap, decode, empty_map
 from perdure.processors.ports import ToolAnswer, ToolInvocation
 from perdure.processors.runner import InlineRunner
-from perdure.processors.tool_executor import ToolExecutor
+from perdure.processors.tool_executor import Concurrency, ToolExecutor
 from perdure.schemas.codec import decode as decode_record
 from perdure.schemas.codec import encode
 from perdure.schemas.outputs import RunSignal
@@ -87,6 +87,10 @@ class StageTools:
     def knows(self, definition: str, tool: str) -> bool:
         return tool != "gone"
 
+    def concurrency(self, definition: str, tool: str) -> Concurrency | None:
+        limit = self._stage.limits.get(tool)
+        return None if limit is None else Concurrency(tool, limit, 0)
+
     async def call(self, call: ToolInvocation, abort: AbortSignal) -> ToolAnswer:
         self._stage.truth.append(("begin", call.call_id, call.attempt, self._worker))
         behave = self._stage.behaviours.get(call.tool)
@@ -140,7 +144,7 @@ Behaviour = Callable[[ToolInvocation, AbortSignal], Awaitable[ToolAnswer]]
 @dataclass
 class Stage:
     """``truth``: (begin|end, call id, attempt, worker). ``behaviours``: tools by name, beside those
-    built in.
+    built in. ``limits``: how many calls of a tool a worker makes at once.
     """
 
     partitions: int = 1
@@ -149,6 +153,7 @@ class Stage:
     cluster: ModelCluster = field(init=False)
     truth: list[tuple[str, str, int, str]] = field(default_factory=list)
     behaviours: dict[str, Behaviour] = field(default_factory=dict)
+    limits: dict[str, int] = field(default_factory=dict)
     workers: list[Worker] = field(default_factory=list)
     _results: dict[tuple[int, int], Result] = field(default_factory=dict)
 

@@ -14,9 +14,18 @@ import pytest
 from perdure.connectors.agent import Agent
 from perdure.connectors.function_tools import FunctionTools
 from perdure.connectors.reconciler import Question, did_not_happen, happened, reconciler, unknown
-from perdure.connectors.tool import ContentBlocks, NotExecuted, Tool, ToolContext, ToolError, tool
+from perdure.connectors.tool import (
+    ContentBlocks,
+    NotExecuted,
+    Tool,
+    ToolContext,
+    ToolError,
+    UnusableTool,
+    tool,
+)
 from perdure.processors.abort import AbortSignal
 from perdure.processors.ports import ToolAnswer, ToolInvocation
+from perdure.processors.tool_executor import Concurrency
 from perdure.schemas.definition import AgentDefinition
 from perdure.schemas.limits import PAYLOAD_BYTES_MAX
 from perdure.schemas.results import Completed, Declined, Failed, Reconciled
@@ -212,6 +221,27 @@ def test_a_value_that_is_no_json_is_told_as_such() -> None:
         answer = declared(lambda value=value: value, schema={"type": "object"}).run({})
         assert isinstance(answer, Failed)
         assert answer.kind is FailureKind.OUTPUT
+
+
+def test_a_tool_says_how_often_it_may_run_and_counts_who_still_does() -> None:
+    """Calls that were given up are a part of what runs; a tool without a bound says nothing."""
+    release = threading.Event()
+
+    def stuck() -> None:
+        release.wait(5)
+
+    harness = declared(stuck, concurrency_max=2)
+    digest = harness.agent.digest
+    assert harness.tools.concurrency(digest, "it") == Concurrency("it", 2, 0)
+    harness.run({}, timeout_ms=20)
+    assert harness.tools.concurrency(digest, "it") == Concurrency("it", 2, 1)
+    release.set()
+    _until(lambda: harness.tools.concurrency(digest, "it") == Concurrency("it", 2, 0))
+    assert declared(stuck).agent.digest == digest, "workers may differ in it"
+    assert declared(stuck).tools.concurrency(digest, "it") is None
+    assert harness.tools.concurrency(digest, "other") is None
+    with pytest.raises(UnusableTool):
+        declared(stuck, concurrency_max=0)
 
 
 def test_a_deadline_ends_the_wait_and_tells_the_tool() -> None:

@@ -17,12 +17,14 @@ import pytest
 
 from perdure.connectors.agent import Agent
 from perdure.connectors.declared_tool import UnusableDeclaration
+from perdure.connectors.function_tools import FunctionTools
 from perdure.connectors.guardian_process import read_stat
 from perdure.connectors.mcp_session import NotReached
 from perdure.connectors.mcp_tools import McpServer
 from perdure.connectors.reconciler import Question, ReconcileAnswer, happened, reconciler
 from perdure.connectors.tool import Tool
 from perdure.processors.abort import AbortSignal
+from perdure.processors.tool_executor import ToolExecutor
 from perdure.schemas.results import Completed, Declined, Failed
 from perdure.schemas.values import DeclineReason, Effect, FailureKind
 from tests.unit.declared_tools import KEY, Caller, text_of
@@ -118,6 +120,12 @@ def until(happened: Any, what: str) -> None:
     while not happened():
         assert time.monotonic() - begun_s < WAIT_S, what
         time.sleep(0.01)  # a poll of another process, bounded above
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where servers are remembered."""
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
@@ -288,6 +296,51 @@ def test_a_server_that_does_not_start_was_not_called(place: Place) -> None:
     answer = Caller(add).run({"a": 1, "b": 1})
     assert isinstance(answer, Failed)
     assert answer.kind is FailureKind.NOT_EXECUTED
+
+
+def test_an_agent_is_declared_while_its_server_is_down(place: Place) -> None:
+    """As the server last was, with the same content hash; calls are not executed until it is back."""
+    before = McpServer.stdio("small", place.command(), grace_s=0.2)
+    published = Agent("a", model="m", tools=before.tools(effects={"add": "read_only"}))
+    before.close()
+    place.program.write_text("raise SystemExit(1)")
+    server = McpServer.stdio("small", place.command(), grace_s=0.2)
+    agent = Agent("a", model="m", tools=server.tools(effects={"add": "read_only"}))
+    assert agent.digest == published.digest
+    add = named(list(agent.tools), "add")
+    answer = Caller(add).run({"a": 1, "b": 1})
+    assert isinstance(answer, Failed)
+    assert answer.kind is FailureKind.NOT_EXECUTED
+    place.program.write_text(SERVER)
+    assert text_of(Caller(add).run({"a": 1, "b": 1})) == "2"
+    server.close()
+
+
+def test_what_is_remembered_of_a_server_can_be_kept_beside_the_code(place: Place, tmp_path: Path) -> None:
+    """A machine that never saw the server declares its tools from the file; a spoilt file is none."""
+    known = tmp_path / "deployed" / "small.json"
+    server = McpServer.stdio("small", place.command(), grace_s=0.2, known=known)
+    names = [each.name for each in server.tools()]
+    server.close()
+    absent = McpServer.stdio("small", ["/no/such/server"], known=known)
+    assert [each.name for each in absent.tools()] == names
+    known.write_text('{"tools": [{}]}')
+    with pytest.raises(NotReached, match="nothing is remembered"):
+        absent.tools()
+
+
+def test_a_worker_that_leaves_closes_its_sessions(place: Place) -> None:
+    """The server of a drained worker does not live on; a session may be opened again afterwards."""
+    server = McpServer.stdio("small", place.command(), grace_s=0.2)
+    agent = Agent("a", model="m", tools=server.tools())
+    assert place.is_alive()
+    work = ToolExecutor(FunctionTools([agent]))
+    work.close()
+    until(lambda: not place.is_alive(), "the server outlived its worker")
+    work.close()
+    server.tools()
+    assert place.is_alive()
+    server.close()
 
 
 def test_names_that_the_server_does_not_have_are_refused(stdio: McpServer) -> None:

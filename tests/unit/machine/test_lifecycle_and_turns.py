@@ -54,7 +54,7 @@ def test_a_run_of_an_unknown_agent_waits_for_it_by_a_timer(driver: Any) -> None:
     """A missing definition fails nothing: the run says what it waits for, and is bound once it is there."""
     known, driver.definition = driver.definition, None
     driver.submit()
-    assert driver.run.waiting_for == "agent a (newest)"
+    assert driver.run.waiting_for == "agent a"
     driver.timer()
     assert driver.kinds == ["RunWaiting"]
     driver.definition = known

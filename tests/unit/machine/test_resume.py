@@ -156,7 +156,7 @@ def test_a_run_without_an_agent_looks_for_it_again_when_it_is_resumed(driver: An
     driver.command(Cancel("x"))
     driver.command(Resume())
     assert driver.kinds == ["RunResumed", "RunWaiting"]
-    assert driver.run.waiting_for == "agent a (newest)"
+    assert driver.run.waiting_for == "agent a"
     driver.definition = known
     driver.timer()
     assert driver.kinds == ["AgentPinned", "TurnStarted"]
