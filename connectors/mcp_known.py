@@ -10,7 +10,7 @@ import logging
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from mcp.types import Tool as ServerTool
 
@@ -52,7 +52,7 @@ class KnownTools:
     def recall(self) -> dict[str, ServerTool] | None:
         """None: nothing is remembered."""
         try:
-            read = cast("Any", json.loads(self._path.read_text(encoding="utf-8")))
+            read: Any = json.loads(self._path.read_text(encoding="utf-8"))
             tools = [ServerTool.model_validate(each) for each in read["tools"]]
         except FileNotFoundError:
             return None

@@ -195,8 +195,7 @@ def tool(
     """
     if function is not None or effect is None:
         raise EffectMissing(f"It is {function.__name__}." if function is not None else None)
-    kind = _effect(effect)
-    _check_reconciler(kind, reconcile)
+    kind = _effect(effect, reconcile)
     least = min(attempts_max, 1 if concurrency_max is None else concurrency_max)
     if timeout_s <= 0 or settle_s < 0 or least < 1 or repeats_max < 0:
         raise UnusableTool("timeout_s > 0, settle_s, repeats_max >= 0, attempts_max, concurrency_max >= 1.")
@@ -225,15 +224,14 @@ def tool(
     return declare
 
 
-def _check_reconciler(kind: Effect, given: object) -> None:
+def _effect(effect: Effect | EffectName, given: object) -> Effect:
+    """The effect, if the reconciler that is ``given`` goes with it."""
+    try:
+        kind = Effect(effect)
+    except ValueError as error:
+        raise EffectMissing(f"{effect!r} is none.") from error
     if given is not None and not isinstance(given, Reconciler):
         raise UnusableTool("reconcile= takes a function declared with @reconciler.")
     if given is not None and kind is not Effect.NON_IDEMPOTENT:
         raise UnusableTool(f"reconcile= is for non_idempotent tools; a {kind} one is simply tried again.")
-
-
-def _effect(effect: Effect | EffectName) -> Effect:
-    try:
-        return Effect(effect)
-    except ValueError as error:
-        raise EffectMissing(f"{effect!r} is none.") from error
+    return kind
