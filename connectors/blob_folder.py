@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Final
 
-from perdure.processors.blobs import BlobKey, BlobMissing, BlobUnreachable
+from perdure.processors.blobs import BlobKey, BlobMissing, BlobUnreachable, folder_of
 from perdure.schemas.values import BlobRef
 
 PARTIAL: Final = ".partial-"
@@ -41,6 +42,15 @@ class FolderBlobs:
             raise BlobMissing(f"{path}.") from error
         except OSError as error:
             raise BlobUnreachable(f"{path}: {error}.") from error
+
+    def forget(self, run_id: str) -> None:
+        folder = self._folder / folder_of(run_id)
+        try:
+            shutil.rmtree(folder)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise BlobUnreachable(f"{folder}: {error}.") from error
 
     def _write(self, path: Path, data: bytes) -> None:
         """Whole or not at all, and there after a power loss: file, then name, then the folders' names."""

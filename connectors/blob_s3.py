@@ -10,7 +10,7 @@ import base64
 from importlib import import_module
 from typing import Any, Final, cast
 
-from perdure.processors.blobs import BlobKey, BlobMissing, BlobUnreachable
+from perdure.processors.blobs import BlobKey, BlobMissing, BlobUnreachable, folder_of
 from perdure.schemas.errors import Stop
 from perdure.schemas.values import BlobRef
 
@@ -80,6 +80,16 @@ class S3Blobs:
         except (self._errors.BotoCoreError, OSError) as error:
             raise BlobUnreachable(f"s3://{self._bucket}/{name}: {error}.") from error
         return key.checked(data)
+
+    def forget(self, run_id: str) -> None:
+        start = f"{self._prefix}/{folder_of(run_id)}/" if self._prefix else f"{folder_of(run_id)}/"
+        try:
+            pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=start)
+            for page in pages:
+                for each in page.get("Contents", ()):
+                    self._client.delete_object(Bucket=self._bucket, Key=each["Key"])
+        except (self._errors.BotoCoreError, self._errors.ClientError) as error:
+            raise BlobUnreachable(f"s3://{self._bucket}/{start}: {error}.") from error
 
     def _name(self, key: BlobKey) -> str:
         return f"{self._prefix}/{key}" if self._prefix else str(key)

@@ -23,6 +23,7 @@ from perdure.processors.executor.settings import ExecutorSettings
 from perdure.processors.executor.work import Work
 from perdure.processors.machine.inputs import MachineSettings
 from perdure.processors.model_caller import ModelCaller
+from perdure.processors.orchestrator.forgetting import BlobForgetter, NothingToForget
 from perdure.processors.orchestrator.host import Orchestrator, run_forever
 from perdure.processors.orchestrator.settings import OrchestratorSettings
 from perdure.processors.ports import ModelPort
@@ -93,9 +94,9 @@ def check_role(role: Role, settings: Settings, app: App | None, model: ModelPort
     """Raise what would keep the role from working, before anything is joined."""
     if role is Role.MODEL_CALLER and model is None and settings.anthropic_api_key is None:
         raise ModelKeyMissing
-    if role is Role.TOOL_EXECUTOR:
-        if app is None:
-            raise AppMissing
+    if role is Role.TOOL_EXECUTOR and app is None:
+        raise AppMissing
+    if role is not Role.MODEL_CALLER:
         blob_store(settings.blob_store)
 
 
@@ -133,6 +134,8 @@ def _run_orchestrator(means: Means, slot: Slot) -> int:
         means.log, names, means.clock, names.client_id(Role.ORCHESTRATOR, slot.name, "agents")
     )
     watchdog = ThreadWatchdog(means.clock, means.on_hang)
+    blobs = blob_store(means.settings.blob_store)
+    forgetter = NothingToForget() if blobs is None else BlobForgetter(blobs)
     try:
         orchestrator = Orchestrator(
             means.log,
@@ -152,9 +155,11 @@ def _run_orchestrator(means: Means, slot: Slot) -> int:
             ),
             watchdog,
             SnapshotPrices(),
+            forgetter,
         )
         run_forever(orchestrator, means.stopping.drain.is_set)
     finally:
+        forgetter.close()
         watchdog.close()
         book.close()
     return 0

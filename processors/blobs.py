@@ -80,7 +80,7 @@ class BlobKey:
         return cls(found.group(1), found.group(2))
 
     def __str__(self) -> str:
-        return f"run-{self.root}/{self.sha256}"
+        return f"{folder_of(self.root)}/{self.sha256}"
 
     def ref(self, uri: str, data: bytes, media_type: str) -> BlobRef:
         return BlobRef(uri, bytes.fromhex(self.sha256), len(data), media_type)
@@ -90,6 +90,11 @@ class BlobKey:
         if hashlib.sha256(data).hexdigest() != self.sha256:
             raise BlobDamaged(f"{self} has {len(data)} bytes of another content.")
         return data
+
+
+def folder_of(run_id: str) -> str:
+    """What the names of the blobs of a run's family begin with, up to a slash."""
+    return f"run-{run_id.partition(FAMILY_MARK)[0]}"
 
 
 class BlobStore(Protocol):
@@ -105,4 +110,8 @@ class BlobStore(Protocol):
         Raises :class:`BlobUnreachable`, :class:`BlobMissing`, :class:`BlobDamaged`,
         :class:`InvalidBlobReference`.
         """
+        ...
+
+    def forget(self, run_id: str) -> None:
+        """Delete every blob of the run's family. Raises :class:`BlobUnreachable`; again is harmless."""
         ...

@@ -36,6 +36,7 @@ from perdure.processors.machine.inputs import (
 from perdure.processors.machine.project import Projected
 from perdure.processors.machine.state import Run
 from perdure.processors.machine.transcript import whole_requests
+from perdure.processors.orchestrator.forgetting import Forgetter
 from perdure.processors.orchestrator.intake import Forward, Given, SetAside, Skip, take
 from perdure.processors.orchestrator.lookup import Lookup
 from perdure.processors.orchestrator.outgoing import Writer
@@ -82,6 +83,7 @@ class Means:
     definitions: Definitions
     entropy: Entropy
     prices: Prices
+    forgetter: Forgetter
 
 
 @dataclass(slots=True)
@@ -354,10 +356,14 @@ class Batch:
         purges, limit = part.owned.purges, self._means.settings.batch_purged_max
         if purges.look_ms > part.now_ms or part.owned.catch_up.left_s:
             return
-        written = list(tombstones(part.overlay, self._names, part.owned.partition, limit))
+        forgetter = self._means.forgetter
+        written = list(tombstones(part.overlay, self._names, part.owned.partition, limit, forgetter))
         if written:
             # Before the events of this batch, so that the newest record of run-events is an event if any is.
             self.outgoing[:0] = written
+            return
+        if part.overlay.purging(1):
+            purges.wait(part.now_ms)
             return
         for run_id in purges.due(part.overlay, part.now_ms, limit):
             if not part.overlay.has_family(run_id):  # a fork reads its source's messages

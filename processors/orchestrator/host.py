@@ -14,6 +14,7 @@ from perdure.processors.clock import Clock, Entropy
 from perdure.processors.definitions import Definitions
 from perdure.processors.orchestrator.assignment import Assignment, Phase
 from perdure.processors.orchestrator.batch import Means
+from perdure.processors.orchestrator.forgetting import Forgetter, NothingToForget
 from perdure.processors.orchestrator.pace import Pace
 from perdure.processors.orchestrator.processing import NOT_COMMITTED, Processing
 from perdure.processors.orchestrator.retention import delete_consumed
@@ -57,6 +58,7 @@ class Orchestrator:
         settings: OrchestratorSettings,
         watchdog: Watchdog | None = None,
         prices: Prices | None = None,
+        forgetter: Forgetter | None = None,
     ) -> None:
         self._log = log
         self._stores = stores
@@ -64,7 +66,9 @@ class Orchestrator:
         self._definitions = definitions
         self._settings = settings
         self._watchdog = watchdog if watchdog is not None else NoWatchdog()
-        self._means = Means(settings, definitions, entropy, prices or NoPrices())
+        self._means = Means(
+            settings, definitions, entropy, prices or NoPrices(), forgetter or NothingToForget()
+        )
         self._consumer: Consumer | None = None
         self._processing: Processing | None = None
         self._pace = Pace(clock, settings)

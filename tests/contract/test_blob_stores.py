@@ -145,6 +145,20 @@ def test_many_writers_of_one_blob_leave_it_whole(place: Place) -> None:
     assert len(place.names()) == 1
 
 
+def test_the_blobs_of_a_family_are_forgotten_and_no_others(place: Place) -> None:
+    """Whichever run of it they were stored for; and it may be said again."""
+    gone = [place.store.put(run_id, run_id.encode(), TEXT) for run_id in ("run-1", "run-1~a", "run-1~a~b")]
+    kept = place.store.put("run-10", b"kept", TEXT)
+    for _ in range(2):
+        place.again.forget("run-1")
+    assert place.store.get(kept.uri) == b"kept"
+    for ref in gone:
+        with pytest.raises(BlobMissing):
+            place.store.get(ref.uri)
+    with pytest.raises(BlobUnreachable):
+        place.unreachable.forget("run-1")
+
+
 def test_what_is_not_there_is_said_to_be_missing(place: Place) -> None:
     """A reference of another store is one to nothing."""
     place.store.put("run-1", b"something", TEXT)

@@ -9,6 +9,7 @@ import pytest
 
 from perdure.processors.machine.inputs import MachineSettings
 from perdure.processors.orchestrator.assignment import Phase
+from perdure.processors.orchestrator.host import Orchestrator
 from perdure.processors.store_memory import MemoryStores
 from perdure.processors.store_rows import PURGED
 from perdure.schemas.codec import decode, encode
@@ -153,6 +154,44 @@ def test_an_id_is_never_used_again(stage: Stage) -> None:
     stage.settle()
     assert [each.code for each in stage.dead_letters()] == ["run_purged"] * 3
     assert history_left(stage)[0] == []
+
+
+class Slow:
+    """A blob store that takes its time; ``may_end``: it has."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.may_end = False
+
+    def is_forgotten(self, run_id: str) -> bool:
+        self.asked.append(run_id)
+        return self.may_end
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def test_the_first_event_goes_only_after_the_blobs(stage: Stage) -> None:
+    """So that a purge which is cut off is known as long as there is anything left to delete."""
+    ended_run(stage, MemoryStores()).stop()
+    slow = Slow()
+    worker = stage.worker()
+    worker.host = Orchestrator(
+        worker.log, worker.stores, stage.clock, stage.entropy, stage.definitions, worker.settings,
+        forgetter=slow,
+    )  # fmt: skip
+    stage.until(lambda: worker.host.phase is Phase.PROCESS)
+    stage.pass_ms(KEPT_MS)
+    stage.until(lambda: history_left(stage)[0] == [1])
+    stage.pass_ms(60_000)
+    for _ in range(10):
+        stage.settle()
+        stage.pass_ms(1_000)
+    assert 2 <= slow.asked.count(RUN) <= 20
+    assert set(slow.asked) == {RUN, "late"}
+    assert history_left(stage)[0] == [1]
+    slow.may_end = True
+    stage.until(lambda: is_purged(stage))
 
 
 def test_an_attempt_of_which_nobody_knows_keeps_its_run(stage: Stage) -> None:

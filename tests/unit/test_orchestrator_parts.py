@@ -14,9 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perdure.connectors.blob_folder import FolderBlobs
 from perdure.processors import crash_points
+from perdure.processors.blobs import BlobMissing, BlobUnreachable
 from perdure.processors.clock import SystemClock
 from perdure.processors.dead_letter import REASON_CHARS_MAX, dead_letter, dead_letter_key
+from perdure.processors.orchestrator.forgetting import BlobForgetter
 from perdure.processors.orchestrator.offsets import NextUnprocessed
 from perdure.processors.orchestrator.settings import OrchestratorSettings
 from perdure.processors.orchestrator.suspicion import Suspicion, Verdict
@@ -241,3 +244,34 @@ def test_other_points_stay_quiet() -> None:
     armed = {crash_points.CRASH_ENV: "model.mid_stream"}
     assert run_to("executor.after_call", armed) == 0
     assert run_to("executor.after_call", {}) == 0
+
+
+class Blobs(FolderBlobs):
+    """A folder that fails once."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.failures = 1
+
+    def forget(self, run_id: str) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise BlobUnreachable
+        super().forget(run_id)
+
+
+def test_blobs_are_deleted_beside_the_loop_and_again_after_a_failure(tmp_path: Path) -> None:
+    """It is asked again and again, never waited for; true is only what has been done."""
+    blobs = Blobs(tmp_path)
+    ref = blobs.put("run-1", b"content", "text/plain")
+    forgetter = BlobForgetter(blobs)
+    pause = threading.Event()
+    asked = 1
+    while not forgetter.is_forgotten("run-1"):
+        asked += 1
+        assert asked < 1_000
+        pause.wait(0.01)
+    assert asked >= 4  # each try is begun with one question and ends with another
+    with pytest.raises(BlobMissing):
+        blobs.get(ref.uri)
+    forgetter.close()

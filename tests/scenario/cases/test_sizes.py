@@ -60,6 +60,9 @@ class Flaky:
     def get(self, uri: str) -> bytes:
         return self._store.get(uri)
 
+    def forget(self, run_id: str) -> None:
+        self._store.forget(run_id)
+
 
 @pytest.fixture(autouse=True)
 def fresh() -> None:
