@@ -29,6 +29,7 @@ from msgspec.structs import replace
 
 from perdure.connectors.anthropic_stream import ProviderError, StreamedReply, provider_error, scrub
 from perdure.connectors.prices import SnapshotPrices
+from perdure.connectors.structured_output import MEMBER, output_config
 from perdure.processors.abort import AbortSignal
 from perdure.processors.ports import ModelInvocation, OnDelta
 from perdure.schemas.definition import AgentDefinition
@@ -221,6 +222,10 @@ def request_body(call: ModelInvocation, *, is_caching: bool) -> bytes:
     sent = (*earlier, with_breakpoint(newest) if is_caching else newest)
     members.append(b'"messages":[' + b",".join(sent) + b"]")
     others: dict[str, Any] = {"max_tokens": call.max_tokens, "stream": True, **definition.parameters}
+    others.pop(MEMBER, None)
+    config = output_config(definition)
+    if config is not None:
+        others[MEMBER] = config
     if tools and not call.allow_tools:
         others["tool_choice"] = {"type": "none"}
     members.append(msgspec.json.encode(others)[1:-1])

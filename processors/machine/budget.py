@@ -144,7 +144,8 @@ def _refusal(kind: str, spent: int, worst: int, limit: int) -> Refusal:
 
 
 def _tool_bytes(definition: AgentDefinition) -> int:
-    return sum(
+    """Of all that is told beside system prompt and messages: the tools, and the form of the output."""
+    return len(str(definition.output_schema or "")) + sum(
         len(str(tool.input_schema)) + len(tool.name) + len(tool.description.encode())
         for tool in definition.tools
     )

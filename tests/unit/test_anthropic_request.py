@@ -48,6 +48,43 @@ def test_a_turn_without_tools_forbids_them_and_keeps_the_prefix() -> None:
     assert body.keys() == {"model", "messages", "max_tokens", "stream"}
 
 
+SCHEMA = {
+    "type": "object",
+    "properties": {"count": {"type": "integer", "minimum": 1}},
+    "required": ["count"],
+}
+SENT = {
+    "type": "json_schema",
+    "schema": {
+        "type": "object",
+        "properties": {"count": {"type": "integer", "description": "{minimum: 1}"}},
+        "required": ["count"],
+        "additionalProperties": False,
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "parameters", "config"),
+    [
+        (None, {}, None),
+        (SCHEMA, {}, {"format": SENT}),
+        (SCHEMA, {"output_config": {"effort": "low"}}, {"effort": "low", "format": SENT}),
+        (SCHEMA, {"output_config": {"format": None}}, None),
+        (SCHEMA, {"output_config": {"format": {"type": "other"}}}, {"format": {"type": "other"}}),
+        ({"minimum": 3}, {}, None),
+        ({"$ref": "#/$defs/x", "$defs": {"x": 5}}, {}, None),
+    ],
+)
+def test_an_output_schema_is_told_in_the_part_of_it_that_the_provider_takes(
+    schema: dict[str, Any] | None, parameters: dict[str, Any], config: dict[str, Any] | None
+) -> None:
+    """The agent's own output_config stays; a format of its own, or none, is its business."""
+    definition = msgspec.structs.replace(AGENT, output_schema=schema, parameters=parameters)
+    body = json.loads(request_body(call(definition=definition), is_caching=True))
+    assert body.get("output_config") == config
+
+
 BLOCKS = st.lists(
     st.dictionaries(
         st.sampled_from(["type", "text", "x"]),
