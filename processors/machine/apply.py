@@ -111,7 +111,7 @@ def _change(run: Run, event: ev.Event) -> Run:
         case ev.ModelAttemptEnded():
             return _attempt_ended(run, body)
         case ev.SurplusRecorded():
-            return _surplus(run, body)
+            return _surplus(run, event.at_ms, body)
         case ev.ChildEnded():
             run = family.child_ended(run, body)
             if body.content is None:
@@ -218,13 +218,15 @@ def _attempt_ended(run: Run, body: ev.ModelAttemptEnded) -> Run:
     return replace(run, usage=run.usage + body.usage)
 
 
-def _surplus(run: Run, body: ev.SurplusRecorded) -> Run:
+def _surplus(run: Run, at_ms: int, body: ev.SurplusRecorded) -> Run:
     if body.corrects_estimate:
         run = replace_estimate(run, body.request_id, body.usage)
     else:
         run = replace(run, usage=run.usage + body.usage)
     if body.content is not None:
         run = calls.keep_late(run, body.call_id, body.content, is_error=body.is_error)
+    if body.kind == "Started":
+        return calls.claim_attempt(run, body.request_id, at_ms)
     return calls.close_attempt(run, body.request_id) if body.closes_attempt else run
 
 

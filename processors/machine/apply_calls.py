@@ -57,9 +57,18 @@ def resting_state(run: Run) -> RunState:
 
 def close_attempt(run: Run, request_id: str) -> Run:
     """Mark the attempt with this request id as over, if it is still open."""
+    return _changed_open_attempt(run, request_id, is_open=False)
+
+
+def claim_attempt(run: Run, request_id: str, at_ms: int) -> Run:
+    """Note that the attempt with this request id may be executing, if it is still open."""
+    return _changed_open_attempt(run, request_id, started_ms=at_ms)
+
+
+def _changed_open_attempt(run: Run, request_id: str, **changes: int | bool) -> Run:
     for call in run.calls:
         if call.attempt is not None and call.attempt.request_id == request_id and call.attempt.is_open:
-            return _put(run, replace(call, attempt=replace(call.attempt, is_open=False)))
+            return _put(run, replace(call, attempt=replace(call.attempt, **changes)))
     return run
 
 

@@ -96,7 +96,7 @@ def tell_family(draft: Draft) -> None:
 def _end(
     draft: Draft, child: Child, state: RunState, usage: Usage, content: bytes, *, is_error: bool
 ) -> None:
-    is_late = draft.run.state.is_terminal
+    is_late = not draft.run.is_under_way
     draft.emit(
         ev.ChildEnded(
             turn=draft.run.turn,

@@ -10,7 +10,7 @@ from perdure.processors.machine.surplus import record_surplus
 from perdure.processors.machine.turns import advance
 from perdure.schemas import events as ev
 from perdure.schemas import results as rs
-from perdure.schemas.values import Answer, DeclineReason, Effect, FailureKind, ResultSource
+from perdure.schemas.values import Answer, DeclineReason, Effect, FailureKind, ResultSource, RunState
 
 IN_DOUBT = frozenset(
     {CallPhase.AMBIGUOUS, CallPhase.RECONCILING, CallPhase.RECONCILE_WAIT, CallPhase.AWAITING_DECISION}
@@ -21,7 +21,7 @@ def decide_tool_result(draft: Draft, result: rs.Result) -> None:
     """A result for a tool request, or for a question to a reconciliation tool."""
     run = draft.run
     call = run.call(result.call_id) if result.turn == run.turn else None
-    if call is None or call.is_done or run.state.is_terminal:
+    if call is None or call.is_done or not run.is_under_way:
         _late(draft, result, call)
         return
     asked = call.reconciliation
@@ -45,10 +45,12 @@ def _late(draft: Draft, result: rs.Result, call: Call | None) -> None:
         and call.attempt.request_id == result.request_id
     )
     closes = is_open and call is not None and _is_definite(call, body)
-    if not closes and not isinstance(body, (rs.Completed, rs.Failed, rs.Reconciled)):
+    is_claim = is_open and isinstance(body, rs.Started)  # else a suspect would mean "not started"
+    if not closes and not is_claim and not isinstance(body, (rs.Completed, rs.Failed, rs.Reconciled)):
         return
-    reason = "terminal" if draft.run.state.is_terminal else "late"
-    if is_open and isinstance(body, rs.Completed) and draft.run.state.is_terminal:
+    run = draft.run
+    reason = "late" if run.is_under_way else "queued" if run.state is RunState.QUEUED else "terminal"
+    if is_open and isinstance(body, rs.Completed) and not run.is_under_way:
         content, is_unreadable = stored_content(body.content)
         record_surplus(
             draft,
@@ -69,8 +71,9 @@ def _is_definite(call: Call, body: rs.ResultBody) -> bool:
             return True
         case rs.Failed():
             return body.kind in {FailureKind.NOT_EXECUTED, FailureKind.OUTPUT}
-        case rs.Suspect():
-            return call.attempt is not None and call.attempt.started_ms is None
+        case rs.Suspect():  # only where a claim stands before every execution
+            is_claimed = call.attempt is not None and call.attempt.started_ms is not None
+            return call.effect is Effect.NON_IDEMPOTENT and not is_claimed
         case _:
             return False
 
@@ -163,7 +166,9 @@ def _suspect(draft: Draft, call: Call) -> None:
         return
     attempt = call.attempt
     assert attempt is not None
-    if call.effect is Effect.NON_IDEMPOTENT and attempt.started_ms is not None:
+    if call.effect is not Effect.NON_IDEMPOTENT:
+        ambiguity.did_not_run(draft, call, "suspect", "the worker is gone; the tool may run again")
+    elif attempt.started_ms is not None:
         message = "the worker that held the claim is gone; the tool may have run"
         ambiguity.become_ambiguous(draft, call, "suspect", message)
     else:

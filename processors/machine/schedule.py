@@ -73,6 +73,7 @@ def _due(run: Run) -> Iterator[int]:
             yield run.retry_at_ms
         elif run.not_before_ms is not None:
             yield run.not_before_ms
+        return  # what it holds of calls is taken up when it starts
     if run.model is not None:
         yield run.model.deadline_ms if run.model.retry_at_ms is None else run.model.retry_at_ms
     for pending in run.pending:

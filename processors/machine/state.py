@@ -234,6 +234,11 @@ class Run(Struct, frozen=True):
         found += [call.waiting_for for call in self.calls if not call.is_done]
         return "; ".join(dict.fromkeys(each for each in found if each)) or None
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether an execution holds the run: it has not ended, and is not waiting to begin."""
+        return self.state is not RunState.QUEUED and not self.state.is_terminal
+
     def call(self, call_id: str) -> Call | None:
         return next((call for call in self.calls if call.call_id == call_id), None)
 

@@ -18,6 +18,7 @@ from perdure.processors.machine.inputs import (
     Input,
     MachineSettings,
     ResultInput,
+    Source,
     StartInput,
     TimerInput,
 )
@@ -65,6 +66,7 @@ class Driver:
         self.now_ms = 1_000_000
         self.may_start = True
         self.price: Price | None = None
+        self.source: Source | None = None
         self.run_or_none: Run | None = None
         self.events: list[Event] = []
         self.records: list[Projected] = []
@@ -94,6 +96,7 @@ class Driver:
             settings=self.settings,
             token_key=b"key",
             price=self.price,
+            source=self.source,
         )
         self.last = decide(self.run_or_none, given, context)
         self.records = []
@@ -105,12 +108,13 @@ class Driver:
             self.records += project(before, event, self.run_or_none)
         if self.events:
             assert fold(self.events) == self.run_or_none
-            assert len(self.messages) == self.run.message_count
+            shared = self.run.shared.message_count if self.run.shared else 0
+            assert shared + len(self.messages) == self.run.message_count
         return self.last
 
-    def command(self, body: CommandBody, command_id: str | None = None) -> Decided:
+    def command(self, body: CommandBody, command_id: str | None = None, run_id: str = RUN_ID) -> Decided:
         self._count += 1
-        return self.feed(CommandInput(RUN_ID, command_id or f"c{self._count}", Command(body)))
+        return self.feed(CommandInput(run_id, command_id or f"c{self._count}", Command(body)))
 
     def submit(self, text: str = "hello", **changes: Any) -> Decided:
         return self.command(Submit("a", json.dumps(text).encode(), **changes))
