@@ -12,6 +12,8 @@ from perdure import Agent, tool
 from perdure.processors.executor.settings import ExecutorSettings
 from perdure.schemas.events import ToolCompleted
 from perdure.testing import ScriptedModel, TestBed, calls, use
+from perdure.topics.model_codes import Code
+from perdure.topics.model_membership import JoinRequest
 
 RAN: Counter[str] = Counter()
 
@@ -92,14 +94,27 @@ def test_a_kill_around_a_claim_never_runs_a_tool_twice(
 
 @pytest.mark.parametrize("change", ["join", "join and leave", "pause"])
 @pytest.mark.parametrize("seconds", [20, 400])
-def test_a_long_call_survives_a_rebalance_with_one_effective_result(seconds: float, change: str) -> None:
-    """Longer than max.poll.interval, with executors coming and going: one result, nothing executed twice."""
+def test_a_long_call_survives_a_rebalance_with_one_effective_result(
+    seconds: float, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Longer than max.poll.interval, with executors coming and going: one result, nothing executed twice, and
+    members join once for each that comes or comes back, however long the call takes.
+    """
+    joins: list[str] = []
     settings = ExecutorSettings(max_poll_interval_ms=60_000)
     asked = calls(use("build", name="long", seconds=seconds), use("send", text="short"))
     with TestBed(AGENT, model=ScriptedModel([asked, "done"]), executor=settings) as bed:
         run = bed.submit("go")
         bed.until(lambda: RAN["long"])
         first = bed.worker("tool-executor")
+        coordinator = bed.cluster.groups
+        join = coordinator.join
+
+        def counted(request: JoinRequest) -> tuple[Code, str]:
+            joins.append(request.member_id)
+            return join(request)
+
+        monkeypatch.setattr(coordinator, "join", counted)
         if change == "pause":
             first.pause()
             bed.add("tool-executor")
@@ -111,9 +126,12 @@ def test_a_long_call_survives_a_rebalance_with_one_effective_result(seconds: flo
             if change == "join and leave":
                 second.stop(bed.cluster.advance)
         bed.settle()
+        comers = 1 + (change == "pause")
         if not first.is_alive:
             bed.add("tool-executor")
             bed.settle()
+            comers += 1
+        assert len(joins) <= comers
         while run.state == "awaiting_approval":
             run.decide(run.pending[0].call_id, "give_up")
             bed.settle()
