@@ -17,6 +17,7 @@ __all__ = [
     "Agent",
     "AgentTool",
     "App",
+    "Budget",
     "Client",
     "ContentBlocks",
     "Effect",
@@ -65,12 +66,13 @@ if TYPE_CHECKING:
     from perdure.schemas.errors import PerdureError
     from perdure.schemas.events import Event
     from perdure.schemas.outputs import Outcome, Status
-    from perdure.schemas.values import Effect, RunState, Verdict
+    from perdure.schemas.values import Budget, Effect, RunState, Verdict
 
 _HOME = {
     "Agent": "connectors.agent",
     "AgentTool": "connectors.agent_tool",
     "App": "connectors.agent",
+    "Budget": "schemas.values",
     "Client": "connectors.client",
     "ContentBlocks": "connectors.tool",
     "Effect": "schemas.values",

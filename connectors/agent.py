@@ -21,6 +21,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, cast
 
+import msgspec
+
 from perdure.connectors.agent_tool import AgentTool
 from perdure.connectors.reconciler import Reconciler
 from perdure.connectors.tool import Tool
@@ -28,6 +30,7 @@ from perdure.schemas import definition as definitions
 from perdure.schemas.definition import AgentDefinition
 from perdure.schemas.errors import Reject, Stop
 from perdure.schemas.limits import AGENT_CHARS_MAX
+from perdure.schemas.values import Budget
 
 _NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{AGENT_CHARS_MAX}}}")
 
@@ -66,6 +69,8 @@ class Agent:
         parameters: further parameters of the Messages API, passed as they are.
         output_schema: JSON Schema of the run's output.
         agents: other agents that it may call, declared with ``agent_tool``; each call is a run of its own.
+        budget: the most a run may use, in tokens of each kind and money (1e-9 US dollars); a submit may
+            narrow it. Money can only be bounded for a model whose price is known.
 
     Raises:
         UnusableAgent.
@@ -83,6 +88,7 @@ class Agent:
     parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
     output_schema: Mapping[str, Any] | None = None
     agents: Sequence[AgentTool] = ()
+    budget: Budget | None = None
 
     def __post_init__(self) -> None:
         for what, text in (("name", self.name), ("version", self.version)):
@@ -90,6 +96,9 @@ class Agent:
                 raise UnusableAgent(f"The {what} {text!r} is not made of letters, digits, dot, _ and hyphen.")
         if self.max_tokens < 1 or self.max_turns < 1 or self.tool_calls_per_turn_max < 1:
             raise UnusableAgent(f"{self.name}: its limits must be at least 1.")
+        bounds = cast("dict[str, int | None]", msgspec.to_builtins(self.budget or Budget()))
+        if any(bound is not None and bound < 1 for bound in bounds.values()):
+            raise UnusableAgent(f"{self.name}: a budget's bounds must be at least 1.")
         for each in cast("Sequence[object]", self.tools):
             if not isinstance(each, Tool):
                 raise UnusableAgent(f"{self.name}: {each!r} is not declared with @tool.")
@@ -131,6 +140,7 @@ class Agent:
             model_timeout_ms=round(self.model_timeout_s * 1000),
             parameters=self.parameters,
             output_schema=self.output_schema,
+            budget=self.budget,
         )
 
     @cached_property

@@ -33,6 +33,7 @@ from perdure.connectors.client_errors import (
     UnknownRun,
 )
 from perdure.connectors.command_sender import CommandSender, new_run_id
+from perdure.connectors.refusals import Refusals, RunRefused
 from perdure.connectors.runs_reader import RunsReader
 from perdure.connectors.settings import Settings, load_settings
 from perdure.connectors.topic_reader import TopicReader, describe_topic
@@ -51,7 +52,7 @@ from perdure.schemas.events import (
     SurplusRecorded,
 )
 from perdure.schemas.keys import FAMILY_MARK
-from perdure.schemas.outputs import Approval, Outcome, Status
+from perdure.schemas.outputs import Approval, DeadLetter, Outcome, Status
 from perdure.schemas.values import RUN_ID_PATTERN, Budget, Provenance, Verdict
 from perdure.topics.log import Log, Record
 from perdure.topics.partitioner import partition_of
@@ -94,6 +95,7 @@ class Client:
         self._entropy: Entropy = entropy or SystemEntropy()
         self._client_id = f"{settings.namespace}.client"
         self._sender = CommandSender(self._log, self._namespace, self._client_id)
+        self._submitted = ("", "")  # run and command id of the last submit
 
     def submit(
         self,
@@ -123,7 +125,10 @@ class Client:
             deadline_s: seconds from now after which the run is ended.
             delay_s: seconds from now before which it does not start.
             max_turns: narrows what the agent allows.
-            budget: narrows what the agent allows.
+            budget: narrows what the agent allows: tokens of each kind, and money in 1e-9 US dollars. The
+                worst case of each turn is reserved before the model is asked; what does not fit ends the
+                run (``budget_exceeded``). A budget in money for a model whose price is not known is
+                refused (``price_unknown``, see :meth:`accepted`).
             provenance: correlation id, tenant, labels, trace context, sender; copied into every outcome.
 
         Raises:
@@ -145,7 +150,34 @@ class Client:
         )
         command_id = command_id or _content_id("submit", asked)
         self._send(chosen, _from_now(asked, self._clock), command_id, provenance)
+        self._submitted = (chosen, command_id)
         return chosen
+
+    def accepted(self, run_id: str, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
+        """Wait until a submitted run exists.
+
+        Raises:
+            RunRefused: it was refused, with the stable reason: price_unknown, invalid_input ...
+            NoAnswerYet: neither was seen within ``timeout_s``.
+        """
+        give_up_s = self._deadline(timeout_s)
+        command_id = self._submitted[1] if self._submitted[0] == run_id else None
+        with self._reader(RUN_EVENTS, run_id) as reader, self._refusals() as refusals:
+            while self._clock.boot_s() <= give_up_s:
+                if any(_is_of(record, run_id) for record in reader.more(LOOK_S)):
+                    return
+                refused = refusals.of(run_id, command_id) if reader.at_end else None
+                if refused is not None:
+                    raise RunRefused(refused)
+        raise NoAnswerYet(f"Run {run_id}, after {timeout_s} s.")
+
+    def refusal(self, run_id: str) -> DeadLetter | None:
+        """Why a command of this id was set aside; None: none was, as far as dead-letters are kept."""
+        with self._refusals() as refusals:
+            return refusals.of(run_id)
+
+    def _refusals(self) -> Refusals:
+        return Refusals(self._log, self._clock, self._namespace, self._client_id)
 
     def publish(self, agent: Agent) -> str:
         """Make the agent's definition known if it is not; returns its content hash."""

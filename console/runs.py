@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import json
 import socket
@@ -12,6 +13,7 @@ from typing import Annotated, Final
 import typer
 from rich.table import Table
 
+from perdure.console import budgets
 from perdure.console.session import Session, json_line
 from perdure.console.timeline import Timeline, excerpt, usage_text
 from perdure.schemas.events import Event
@@ -53,9 +55,16 @@ def submit(
     correlation_id: Annotated[str | None, typer.Option(help="Copied into the outcome.")] = None,
     deadline_s: Annotated[float | None, typer.Option(help="The run is ended after so many seconds.")] = None,
     max_turns: Annotated[int | None, typer.Option(min=1, help="Narrows what the agent allows.")] = None,
+    budget_input_tokens: budgets.InputTokens = None,
+    budget_output_tokens: budgets.OutputTokens = None,
+    budget_cache_creation_tokens: budgets.CacheCreationTokens = None,
+    budget_cache_read_tokens: budgets.CacheReadTokens = None,
+    budget_usd: budgets.Usd = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Show the run until it ends.")] = False,
 ) -> None:
     """Ask for a run; durable when this returns. Prints the run id."""
+    from perdure.connectors.client_errors import NoAnswerYet
+
     session: Session = ctx.obj
     text = sys.stdin.read() if input_ == "-" else input_
     provenance = Provenance(
@@ -69,12 +78,22 @@ def submit(
             version=agent_version,
             deadline_s=deadline_s,
             max_turns=max_turns,
+            budget=budgets.budget_of(
+                budget_input_tokens,
+                budget_output_tokens,
+                budget_cache_creation_tokens,
+                budget_cache_read_tokens,
+                budget_usd,
+            ),
             provenance=provenance,
         )
+        if follow:
+            session.say(run_id)
+            with contextlib.suppress(NoAnswerYet):  # it may still come, and is shown then
+                client.accepted(run_id)
     if not follow:
         print(json.dumps({"run_id": run_id}) if session.is_json else run_id)
         return
-    session.say(run_id)
     raise typer.Exit(show_run(session, run_id, follow=True))
 
 
@@ -91,6 +110,7 @@ def show_run(session: Session, run_id: str, *, follow: bool) -> int:
     """Print the timeline; 0 unless the run ended otherwise than completed."""
     from perdure.connectors.client import ENDINGS
     from perdure.connectors.client_errors import UnknownRun
+    from perdure.connectors.refusals import RunRefused
     from perdure.schemas.events import RunCompleted
 
     lines = Timeline()
@@ -105,8 +125,9 @@ def show_run(session: Session, run_id: str, *, follow: bool) -> int:
                 print(json_line(event), flush=True)
             elif (line := lines.add(event)) is not None:
                 session.out.print(line)
-    if last is None:
-        raise UnknownRun(f"{run_id}.")
+        if last is None:
+            refused = client.refusal(run_id)
+            raise RunRefused(refused) if refused is not None else UnknownRun(f"{run_id}.")
     return code
 
 
@@ -146,11 +167,25 @@ def resume(
     run_id: Annotated[str, typer.Argument(metavar="RUN")],
     message: Annotated[str | None, typer.Option("--message", "-m", help="Told to the model.")] = None,
     extra_turns: Annotated[int | None, typer.Option(min=1, help="Raise the limit of turns.")] = None,
+    budget_input_tokens: budgets.InputTokens = None,
+    budget_output_tokens: budgets.OutputTokens = None,
+    budget_cache_creation_tokens: budgets.CacheCreationTokens = None,
+    budget_cache_read_tokens: budgets.CacheReadTokens = None,
+    budget_usd: budgets.Usd = None,
 ) -> None:
-    """Start a failed, cancelled or timed out run again. What was done stays done."""
+    """Start a failed, cancelled or timed out run again. What was done stays done. A budget that is given
+    replaces the run's; what was used counts against it.
+    """
     session: Session = ctx.obj
+    budget = budgets.budget_of(
+        budget_input_tokens,
+        budget_output_tokens,
+        budget_cache_creation_tokens,
+        budget_cache_read_tokens,
+        budget_usd,
+    )
     with session.client() as client:
-        command_id = client.resume(run_id, message=message, extra_turns=extra_turns)
+        command_id = client.resume(run_id, message=message, extra_turns=extra_turns, budget=budget)
         event = client.answered(run_id, command_id)
     print(json_line(event)) if session.is_json else session.say(f"{run_id} is resumed.")
 

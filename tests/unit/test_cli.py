@@ -18,7 +18,8 @@ from perdure.console.session import exit_code_of, hoisted, parsed_set, plain
 from perdure.processors.blobs import TEXT
 from perdure.processors.clock import SystemEntropy
 from perdure.schemas.events import Event, RunCompleted, ToolCompleted
-from perdure.schemas.values import ResultSource
+from perdure.schemas.outputs import DeadLetter
+from perdure.schemas.values import Budget, LogPosition, ResultSource
 from perdure.topics.errors import Fenced, LogMisuse, RecordTooLarge, Unavailable
 
 COMMANDS = (
@@ -217,3 +218,49 @@ def test_show_names_the_blob_of_a_result(run_with_blob: str, capsys: pytest.Capt
     """With the command that fetches it; programs get the uri."""
     assert "(10 bytes, whole: perdure blob get r1 c1)" in run(capsys, "show", "r1")[1]
     assert run_with_blob in run(capsys, "--json", "show", "r1")[1]
+
+
+@pytest.mark.parametrize("command", [["submit", "a", "hello"], ["resume", "r1"]])
+def test_a_budget_is_given_on_the_command_line(
+    command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens of each kind, and dollars to the last nano-dollar; nonsense is refused."""
+    given: list[Budget | None] = []
+    told = Event("r1", 1, 1, RunCompleted(b'"x"', "end_turn"))
+
+    def take(*_: object, budget: Budget | None = None, **__: object) -> str:
+        given.append(budget)
+        return "r1"
+
+    monkeypatch.setattr(Client, command[0], take)
+    monkeypatch.setattr(Client, "answered", lambda *_, **__: told)
+    options = ["--budget-input-tokens", "10", "--budget-output-tokens", "20", "--budget-usd", "0.000000051"]
+    assert run(capsys, *command, *options)[0] == 0
+    assert (
+        run(capsys, *command, "--budget-cache-read-tokens", "5", "--budget-cache-creation-tokens", "6")[0]
+        == 0
+    )
+    assert run(capsys, *command)[0] == 0
+    assert given == [
+        Budget(input_tokens=10, output_tokens=20, cost_nano_usd=51),
+        Budget(cache_read_tokens=5, cache_creation_tokens=6),
+        None,
+    ]
+    for wrong in ("nothing", "-1", "0", "NaN", "0.0000000001"):
+        assert run(capsys, *command, "--budget-usd", wrong)[0] == 2
+    assert len(given) == 3
+
+
+def test_a_refused_submit_is_shown_with_its_reason(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no run to show; what is known of its command is said instead."""
+    source = LogPosition("perdure.run-commands", 0, 7)
+    letter = DeadLetter(source, "price_unknown", "the price of m is not known", b"r1", b"", b"", 0, 1)
+    monkeypatch.setattr(Client, "events", lambda *_, **__: iter(()))
+    monkeypatch.setattr(Client, "refusal", lambda *_: letter)
+    code, _, err = run(capsys, "show", "r1")
+    assert code == 2
+    assert "price_unknown: the price of m is not known" in err
+    monkeypatch.setattr(Client, "refusal", lambda *_: None)
+    assert "unknown_run" in run(capsys, "show", "r1")[2]

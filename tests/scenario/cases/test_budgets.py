@@ -1,81 +1,90 @@
-"""What a run has used stays used: across retries, crashes and resumes, on whatever worker."""
+"""Budgets: of an agent, narrowed by a submit, in tokens and in money."""
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 
-from perdure import Agent, tool
-from perdure.schemas.values import Budget, Usage
-from perdure.testing import Asked, Failure, Reply, ScriptedModel, TestBed, TestRun, calls, fails, use
+from perdure import Agent, Budget
+from perdure.connectors.agent import UnusableAgent
+from perdure.connectors.client import Client
+from perdure.connectors.client_errors import NoAnswerYet
+from perdure.connectors.refusals import RunRefused
+from perdure.connectors.settings import Settings
+from perdure.testing import ScriptedModel, TestBed
+from perdure.topics.model_log import ModelLog
 
-SPENT = Usage(input_tokens=1_000, output_tokens=100)
-BUDGET = Budget(input_tokens=8_000)
-
-
-@tool(effect="read_only")
-def look(at: int) -> str:
-    """Look."""
-    return f"saw {at}"
+SMALL = Budget(output_tokens=2_000)
 
 
-AGENT = Agent("looker", model="m", tools=[look])
+class SteppingClock:
+    """Each look at the boot clock moves it, so that every wait ends."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def wall_ms(self) -> int:
+        return 1_700_000_000_000
+
+    def boot_s(self) -> float:
+        self.now_s += 0.25
+        return self.now_s
 
 
-def bed_of(seed: int = 1, fail_every: int = 0) -> TestBed:
-    def answer(asked: Asked) -> Reply | Failure:
-        if fail_every and asked.number % fail_every == 0:
-            return fails("overloaded", usage=None if asked.number % 2 else SPENT, after="half")
-        return calls(use("look", at=asked.number), usage=SPENT)
-
-    return TestBed(AGENT, model=ScriptedModel(answer), seed=seed)
+def bed_of(budget: Budget | None) -> TestBed:
+    return TestBed(Agent("a", model="nobody-s-model", budget=budget), model=ScriptedModel(["done"] * 3))
 
 
-@pytest.mark.parametrize("crashed", [None, "orchestrator", "model-caller"])
-@pytest.mark.parametrize("keeps_disk", [True, False])
-def test_a_resume_elsewhere_continues_the_totals_and_does_not_reset_the_budget(
-    crashed: str | None, keeps_disk: bool
-) -> None:
-    """A run that its budget ended is at its end on every worker, until somebody grants more."""
-    with bed_of() as bed:
-        run = bed.submit("go", budget=BUDGET)
+def test_the_budget_of_an_agent_holds_for_each_of_its_runs() -> None:
+    """It is a part of the definition, so that what a run may use is pinned with the rest."""
+    with bed_of(SMALL) as bed:
+        run = bed.submit("go")
         bed.settle()
-        assert (run.state, run.code) == ("failed", "budget_exceeded")
-        used = run.usage
-        assert used.input_tokens <= 8_000
-        if crashed:
-            bed.restart(crashed, keeps_disk=keeps_disk)
-        run.resume()
+        assert bed.history.runs[run.run_id].budget == SMALL
+        assert run.model_requests[0].max_tokens == SMALL.output_tokens
+    assert Agent("a", model="m", budget=SMALL).digest != Agent("a", model="m").digest
+
+
+def test_a_submit_narrows_the_budget_and_never_widens_it() -> None:
+    """Kind by kind the tighter bound holds."""
+    with bed_of(Budget(output_tokens=2_000, input_tokens=50_000)) as bed:
+        run = bed.submit("go", budget=Budget(output_tokens=9_000, input_tokens=9_000))
         bed.settle()
-        # the same budget: not one more question
-        assert (run.state, run.code) == ("failed", "budget_exceeded")
-        assert run.usage == used
-        run.resume(budget=Budget(input_tokens=16_000))
+        assert bed.history.runs[run.run_id].budget == Budget(output_tokens=2_000, input_tokens=9_000)
+
+
+def test_a_budget_in_money_without_a_price_is_refused_where_its_sender_sees_it() -> None:
+    """There is no run; whoever asked is told why, and may ask again with another budget."""
+    with bed_of(None) as bed:
+        run = bed.submit("go", run_id="order-1", budget=Budget(cost_nano_usd=1_000_000))
         bed.settle()
-        assert (run.state, run.code) == ("failed", "budget_exceeded")
-        assert used.input_tokens < run.usage.input_tokens <= 16_000
-        assert [each.usage.input_tokens for each in run.outcomes] == sorted(
-            each.usage.input_tokens for each in run.outcomes
-        )
-        assert run.usage.input_tokens == 1_000 * len(bed.model.asked)
-
-
-def has_asked(bed: TestBed, run: TestRun, count: int) -> bool:
-    return len(bed.model.asked) >= count or run.outcome is not None
-
-
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("crashed", ["model-caller", "orchestrator"])
-def test_a_budget_holds_through_failures_of_unknown_cost_and_kills_in_mid_stream(
-    seed: int, crashed: str
-) -> None:
-    """Recorded plus reserved never exceeds the budget (the bed checks it after every event)."""
-    with bed_of(seed, fail_every=3) as bed:
-        run = bed.submit("go", budget=BUDGET)
-        for asked in (2, 4):
-            bed.until(partial(has_asked, bed, run, asked))
-            bed.restart(crashed)
+        assert [letter.code for letter in bed.dead_letters] == ["price_unknown"]
+        with pytest.raises(RunRefused, match="price_unknown") as refused:
+            bed.client.accepted("order-1")
+        assert refused.value.reason == "price_unknown"
+        assert run.state is None
+        again = bed.submit("go", run_id="order-1", budget=Budget(output_tokens=100_000))
         bed.settle()
-        assert (run.state, run.code) == ("failed", "budget_exceeded")
-        assert run.usage.input_tokens <= 8_000
+        bed.client.accepted("order-1")
+        assert again.output == "done"
+
+
+def test_a_mended_submit_is_not_told_of_the_refusal_before_it() -> None:
+    """Same run id, another command: what was set aside earlier says nothing about it."""
+    with bed_of(None) as bed:
+        bed.submit("go", run_id="order-1", budget=Budget(cost_nano_usd=1_000_000))
+        bed.settle()
+        bed.crash("orchestrator")
+        settings = Settings(namespace=bed.names.prefix, partitions=bed.partitions)
+        client = Client(settings, log=ModelLog(bed.cluster), clock=SteppingClock())
+        client.submit("a", "go", run_id="order-1")
+        with pytest.raises(NoAnswerYet):
+            client.accepted("order-1", timeout_s=5)
+        refusal = client.refusal("order-1")
+        assert refusal is not None
+        assert refusal.code == "price_unknown"
+
+
+def test_a_budget_that_no_run_could_begin_with_is_a_mistake() -> None:
+    """Zero tokens of a kind that every turn needs."""
+    with pytest.raises(UnusableAgent):
+        Agent("a", model="m", budget=Budget(input_tokens=0))
