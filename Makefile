@@ -9,7 +9,7 @@ JOBS ?= 3
 on = $(filter-out 0 no off false,$(1))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo dev test acceptance crash sim lint format bench lock clean
+.PHONY: help setup demo dev test acceptance crash chaos transactions sim lint format bench lock clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +41,12 @@ acceptance: setup ## kill -9 under load, counted from outside; RUNS=1000
 
 crash: setup ## processes that die, stop or leave at named points; CELLS=300, SEED=1
 	@$(PY) -m chaos.crash --cells $(or $(CELLS),12) --seed $(or $(SEED),1) $(ARGS)
+
+chaos: setup ## three brokers, many workers, everything goes wrong; MINUTES=10, SEED=1
+	@$(PY) -m chaos --minutes $(or $(MINUTES),2) --seed $(or $(SEED),1) $(ARGS)
+
+transactions: setup ## numbered commands through bounced orchestrators and brokers; COMMANDS=100000
+	@$(PY) -m chaos.transactions --commands $(or $(COMMANDS),100000) --seed $(or $(SEED),1) $(ARGS)
 
 sim: setup ## whole worlds that fail in every way, one a seed; SEEDS=200, SEED=n, PLANTED=all
 	@$(PY) -m simulator $(if $(PLANTED),--planted $(PLANTED),$(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),200))) $(ARGS)

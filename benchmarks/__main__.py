@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks import cancelling, history, legs, parked, report, sizes
+from benchmarks import cancelling, history, legs, parked, report, sizes, takeover
 from benchmarks.driving import Driver, Measured, RunsStalled, RunsWrong
 from benchmarks.profiling import CLOCKS, hottest
 from benchmarks.stage import BROKER, FOLDER, Stage, Wanted, WorkerGone, stage, usual
@@ -32,7 +32,7 @@ WATCH_S: Final = 1.0
 IDLE_S: Final = 5.0
 EXIT_ERROR: Final = 2
 EXIT_INTERRUPTED: Final = 130
-OTHERS: Final = {"cancel": cancelling.main, "parked": parked.main}
+OTHERS: Final = {"cancel": cancelling.main, "parked": parked.main, "takeover": takeover.main}
 """Further benchmarks, by the word that chooses them."""
 
 _begun_s: Final = time.perf_counter()

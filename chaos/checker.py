@@ -104,14 +104,14 @@ class Seen:
         return bool(self.pending) or (self.has_ended and self.outcomes[self.execution] > 0)
 
 
-# Which fields tell two events of a kind apart; a kind that is not here may repeat.
+# Which fields tell two events of a kind apart; a kind that is not here may repeat. ToolStarted may: a claim
+# that was refused is made again under the same attempt, and says so again.
 _STEP: Final[Mapping[str, tuple[str, ...]]] = {
     "RunCreated": (),
     "TurnStarted": ("turn", "attempt"),
     "ModelResponded": ("turn",),
     "ToolCallRequested": ("call_id",),
     "ToolDispatched": ("call_id", "attempt"),
-    "ToolStarted": ("call_id", "attempt"),
     "ToolCompleted": ("call_id",),
 }
 

@@ -67,6 +67,10 @@ class Worker:
             os.killpg(self._process.pid, signal.SIGKILL)
         self.wait_until_gone(GONE_S_MAX)
 
+    def end_at_once(self) -> None:
+        if self.running:
+            self.kill()
+
     def send(self, number: signal.Signals) -> None:
         assert self._process is not None
         self._process.signal(number)

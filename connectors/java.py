@@ -151,6 +151,11 @@ class JavaProcess:
     def running(self) -> bool:
         return not self._ended.is_set()
 
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; minus the signal's number if a signal ended it."""
+        return None if self._process is None or not self._ended.is_set() else self._process.returncode
+
     def wait(self, timeout_s: float) -> bool:
         """True if the process has ended within ``timeout_s`` seconds."""
         return self._ended.wait(timeout_s)

@@ -88,6 +88,8 @@ class LocalKafka:
         folder: holds everything the broker writes; made if absent.
         port: where clients connect; a free one if None, kept over restarts of this object.
         overrides: broker settings that win over perdure's own.
+        cluster_id: which cluster the node belongs to; one of its own, named after the folder, if None.
+        heap_mb: the JVM's heap.
         jars: a folder of Kafka's jars; fetched into the cache if None.
         java: the runtime to use; found if None.
     """
@@ -98,6 +100,8 @@ class LocalKafka:
         *,
         port: int | None = None,
         overrides: Mapping[str, str] | None = None,
+        cluster_id: str | None = None,
+        heap_mb: int = HEAP_MB,
         jars: Path | None = None,
         java: Java | None = None,
     ) -> None:
@@ -106,6 +110,8 @@ class LocalKafka:
         self._wanted_port = port
         self._ports: tuple[int, int] | None = None
         self._overrides = dict(overrides or {})
+        self._cluster_id = cluster_id or cluster_id_of(self.folder)
+        self._heap_mb = heap_mb
         self._java = java
         self._jars = jars
         self._process: JavaProcess | None = None
@@ -144,7 +150,7 @@ class LocalKafka:
             self._format_once()
             properties = self._write_properties(self.folder / "data")
             with self.log_file.open("a") as log:
-                command = self._command("kafka.Kafka", [str(properties)], heap_mb=HEAP_MB)
+                command = self._command("kafka.Kafka", [str(properties)], heap_mb=self._heap_mb)
                 self._process = JavaProcess(command, output=log, pass_fds=[lock.fileno()])
         try:
             self._wait_until_ready(self._process)
@@ -166,6 +172,11 @@ class LocalKafka:
             self._process.signal(signal.SIGKILL)
             if not self._process.wait(KILL_TIMEOUT_S):
                 raise BrokerFailed(f"Process {self._process.pid} survived SIGKILL.")
+
+    def send(self, number: signal.Signals) -> None:
+        """Send the broker a signal: SIGSTOP makes it one that hangs, SIGCONT lets it go on."""
+        assert self._process is not None, "the broker was never started"
+        self._process.signal(number)
 
     def tool(self, main_class: str, arguments: Sequence[str]) -> str:
         """Run one of Kafka's own tools, for example ``org.apache.kafka.tools.TopicCommand``; its output.
@@ -201,23 +212,19 @@ class LocalKafka:
         shutil.rmtree(forming, ignore_errors=True)
         if data.exists():
             return
-        # Two brokers are two clusters; one folder stays one cluster. No chance is needed for that.
-        digest = hashlib.sha256(os.fsencode(self.folder)).digest()[:16]
-        cluster_id = base64.urlsafe_b64encode(digest).decode().rstrip("=")
         properties = self._write_properties(forming)
-        arguments = ["format", f"--cluster-id={cluster_id}", f"--config={properties}"]
-        answer = subprocess.run(
-            self._command("kafka.tools.StorageTool", arguments, heap_mb=TOOL_HEAP_MB),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=TOOL_TIMEOUT_S,
-            check=False,
-        )
-        if answer.returncode != 0:
-            raise BrokerFailed(
-                f"Formatting said: {(answer.stdout + answer.stderr)[-LOG_TAIL_CHARS:].strip()}"
+        arguments = ["format", f"--cluster-id={self._cluster_id}", f"--config={properties}"]
+        said = self.folder / "format.log"
+        with said.open("w") as output:
+            tool = JavaProcess(
+                self._command("kafka.tools.StorageTool", arguments, heap_mb=TOOL_HEAP_MB), output=output
             )
+        if not tool.wait(TOOL_TIMEOUT_S):
+            tool.signal(signal.SIGKILL)
+            tool.wait(KILL_TIMEOUT_S)
+        if tool.exit_code != 0:
+            text = said.read_text(errors="replace")[-LOG_TAIL_CHARS:].strip()
+            raise BrokerFailed(f"Formatting ended with exit code {tool.exit_code} and said: {text}")
         forming.rename(data)
 
     def _wait_until_ready(self, process: JavaProcess) -> None:
@@ -243,6 +250,12 @@ class LocalKafka:
 
     def _log_tail(self) -> str:
         return self.log_file.read_text(errors="replace")[-LOG_TAIL_CHARS:].strip() or "(nothing)"
+
+
+def cluster_id_of(folder: Path) -> str:
+    """Two brokers are two clusters; one folder stays one cluster. No chance is needed for that."""
+    digest = hashlib.sha256(os.fsencode(folder)).digest()[:16]
+    return base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
 
 def kafka_tool(

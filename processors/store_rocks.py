@@ -116,9 +116,17 @@ class RocksStore:
             raise self._broken(raised) from raised
 
     def close(self) -> None:
+        """Never fails: what a lost disk takes with it is in the log."""
         rows, self._rows = self._rows, None
-        if rows is not None:
+        if rows is None:
+            return
+        try:
             rows.close()
+        except Exception as raised:  # noqa: BLE001 - rocksdict raises bare Exception
+            _log.warning(
+                "%s was not closed cleanly: %s", self._folder, raised,
+                extra={"action": "store_close_failed", "folder": str(self._folder)},
+            )  # fmt: skip
 
     def _open(self) -> Rdict:
         if self._rows is None:

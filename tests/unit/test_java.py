@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import stat
 import sys
 from pathlib import Path
@@ -72,3 +73,15 @@ def test_a_program_that_cannot_be_run_ends_at_once_and_says_so(tmp_path: Path) -
         assert process.wait(20)
     assert not process.running
     assert "FileNotFoundError" in output.read_text()
+
+
+def test_how_a_process_ended_is_told_when_it_has_ended(tmp_path: Path) -> None:
+    """Its exit code, or minus the signal; nothing while it runs."""
+    with (tmp_path / "output").open("w") as log:
+        asked = JavaProcess(["/bin/sh", "-c", "exit 7"], output=log)
+        killed = JavaProcess(["/bin/sleep", "60"], output=log)
+    assert killed.exit_code is None
+    killed.signal(signal.SIGKILL)
+    assert asked.wait(20)
+    assert killed.wait(20)
+    assert (asked.exit_code, killed.exit_code) == (7, -signal.SIGKILL)

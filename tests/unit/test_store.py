@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -170,3 +171,15 @@ def test_killed_process_loses_nothing(tmp_path: Path) -> None:
     opened = RocksStores(tmp_path).open(0)
     assert len(opened.scan(b"r", b"s", 1_000)) == 100
     opened.close()
+
+
+def test_a_store_whose_folder_was_deleted_is_closed_and_opened_anew(tmp_path: Path) -> None:
+    """A disk that is lost under a living process ends no role: closing never fails, what opens is empty."""
+    stores = RocksStores(tmp_path / "stores")
+    opened = stores.open(0)
+    opened.write({b"a": b"1"})
+    shutil.rmtree(tmp_path / "stores")
+    opened.close()
+    again = stores.open(0)
+    assert again.get(b"a") is None
+    again.close()
