@@ -17,6 +17,7 @@ __all__ = [
     "Agent",
     "AgentTool",
     "App",
+    "ApprovalRule",
     "Budget",
     "Client",
     "ContentBlocks",
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from perdure.connectors.settings import Settings, load_settings
     from perdure.connectors.subprocess_tools import subprocess_tool
     from perdure.connectors.tool import ContentBlocks, NotExecuted, ToolContext, ToolError, tool
+    from perdure.schemas.approval_rule import ApprovalRule
     from perdure.schemas.errors import PerdureError
     from perdure.schemas.events import Event
     from perdure.schemas.outputs import Outcome, Status
@@ -72,6 +74,7 @@ _HOME = {
     "Agent": "connectors.agent",
     "AgentTool": "connectors.agent_tool",
     "App": "connectors.agent",
+    "ApprovalRule": "schemas.approval_rule",
     "Budget": "schemas.values",
     "Client": "connectors.client",
     "ContentBlocks": "connectors.tool",

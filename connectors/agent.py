@@ -25,8 +25,9 @@ import msgspec
 
 from perdure.connectors.agent_tool import AgentTool
 from perdure.connectors.reconciler import Reconciler
-from perdure.connectors.tool import Tool
+from perdure.connectors.tool import Tool, milliseconds
 from perdure.schemas import definition as definitions
+from perdure.schemas.approval_rule import ApprovalRule
 from perdure.schemas.definition import AgentDefinition
 from perdure.schemas.errors import Reject, Stop
 from perdure.schemas.limits import AGENT_CHARS_MAX
@@ -71,6 +72,8 @@ class Agent:
         agents: other agents that it may call, declared with ``agent_tool``; each call is a run of its own.
         budget: the most a run may use, in tokens of each kind and money (1e-9 US dollars); a submit may
             narrow it. Money can only be bounded for a model whose price is known.
+        approvals: rules on which calls need approval, beside what the tools say.
+        approval_timeout_s: how long a person may take, where the tool does not say.
 
     Raises:
         UnusableAgent.
@@ -89,6 +92,8 @@ class Agent:
     output_schema: Mapping[str, Any] | None = None
     agents: Sequence[AgentTool] = ()
     budget: Budget | None = None
+    approvals: Sequence[ApprovalRule] = ()
+    approval_timeout_s: float | None = None
 
     def __post_init__(self) -> None:
         for what, text in (("name", self.name), ("version", self.version)):
@@ -141,6 +146,8 @@ class Agent:
             parameters=self.parameters,
             output_schema=self.output_schema,
             budget=self.budget,
+            approvals=tuple(self.approvals),
+            approval_timeout_ms=milliseconds(self.approval_timeout_s),
         )
 
     @cached_property

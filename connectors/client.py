@@ -272,13 +272,20 @@ class Client:
             raise SeveralPending(f"They are {', '.join(each.call_id for each in found)}.")
         return found[0]
 
-    def approve(self, asked: Approval, *, by: str) -> str:
+    def approve(self, asked: Approval, *, by: str, arguments: Mapping[str, Any] | None = None) -> str:
         """Let the call be made. ``by``: who decided. This and its kin return the command's id
         (:meth:`answered`).
 
-        ``asked`` is what was shown to the person: the decision holds for exactly that.
+        ``asked`` is what was shown to the person: the decision holds for exactly that. ``arguments``: put in
+        place of the model's, which is told so; they have to match the tool's schema.
         """
-        return self._decide(asked, Verdict.APPROVE, by)
+        if arguments is None:
+            return self._decide(asked, Verdict.APPROVE, by)
+        try:
+            edited = dumps_verbatim(arguments)
+        except NotJson as error:
+            raise InputRefused(f"The arguments are no JSON: {error.detail}") from error
+        return self._decide(asked, Verdict.APPROVE, by, arguments=edited)
 
     def reject(self, asked: Approval, *, by: str, message: str | None = None) -> str:
         """Do not let the call be made; ``message`` is told to the model."""
@@ -378,7 +385,7 @@ class Client:
                     event = decode(Event, record.value)
                     if event.answers_command and event.cause == command_id:
                         if isinstance(event.body, CommandRejected):
-                            raise CommandRefused(event.body.reason, event.body.kind)
+                            raise CommandRefused(event.body.reason, event.body.kind, event.body.message)
                         return event
         raise (NoAnswerYet if exists else UnknownRun)(f"Run {run_id}, after {timeout_s} s.")
 

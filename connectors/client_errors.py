@@ -44,14 +44,14 @@ class CommandRefused(Reject):
     """The run refused the command; nothing has changed.
 
     ``reason`` is stable: run_exists, run_terminal, unknown_call, not_pending, already_decided,
-    token_mismatch, decision_expired, verdict_not_allowed, invalid_result ...
+    token_mismatch, decision_expired, verdict_not_allowed, invalid_result ... (docs/PROTOCOL.md has all).
     """
 
     code = "command_refused"
     remedy = "Look at the run (`perdure show RUN`) and decide anew."
 
-    def __init__(self, reason: str, kind: str) -> None:
-        super().__init__(f"{kind}: {reason}.")
+    def __init__(self, reason: str, kind: str, message: str = "") -> None:
+        super().__init__(f"{kind}: {reason}{f' ({message})' if message else ''}.")
         self.reason = reason
 
 

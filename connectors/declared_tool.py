@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Mapping
 from typing import Any, Final, TypedDict, TypeVar
+from urllib.parse import urlsplit, urlunsplit
 
 from perdure.connectors.json_schema import compile_schema
 from perdure.connectors.reconciler import Reconciler
@@ -35,7 +36,8 @@ class ToolOptions(TypedDict, total=False):
     description: str
     settle_s: float
     attempts_max: int
-    needs_approval: bool
+    needs_approval: bool | Mapping[str, Any]
+    approval_timeout_s: float | None
     reconcile: Reconciler | None
     concurrency_max: int | None
 
@@ -51,6 +53,12 @@ def check_arguments(schema: Mapping[str, Any], output_bytes_max: int) -> None:
 def described(options: ToolOptions) -> ToolOptions:
     """With a description: what the docstring of a function is for ``@tool``, nothing is here."""
     return {"description": "", **options}
+
+
+def shown_url(url: str) -> str:
+    """An address as people and definitions are told it: what may be a secret in it is left out."""
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
 def output_check(schema: Mapping[str, Any] | None) -> Check | None:

@@ -27,6 +27,7 @@ from perdure.processors.ports import DefinitionSource, ToolAnswer, ToolInvocatio
 from perdure.processors.tool_executor import Concurrency
 from perdure.schemas.definition import AgentDefinition
 from perdure.schemas.json_schema import Check
+from perdure.schemas.recipient import digest_of, recipient_of
 from perdure.schemas.results import Completed, Declined, Failed, Reconciled
 from perdure.schemas.values import Answer, DeclineReason, FailureKind, Purpose
 
@@ -49,6 +50,7 @@ class _Bound:
 
     tool: Tool[Any, Any]
     check: Check
+    recipient: bytes
 
 
 class FunctionTools:
@@ -120,6 +122,9 @@ class FunctionTools:
                 return Declined(DeclineReason.UNAVAILABLE, f"This worker has no {call.purpose} {call.tool}.")
 
     async def _call(self, call: ToolInvocation, bound: _Bound, abort: AbortSignal) -> ToolAnswer:
+        if call.recipient not in {b"", bound.recipient}:
+            message = f"A person approved {call.tool} of another recipient, or as it was described then."
+            return Declined(DeclineReason.UNAVAILABLE, message)
         fault = bound.check(call.arguments)
         if fault is not None:
             return _refused(fault)
@@ -273,7 +278,9 @@ def _declared_alike(one: AgentDefinition, other: AgentDefinition, name: str) -> 
 def _bound(agent: Agent, name: str) -> _Bound | Reconciler | None:
     for each in agent.tools:
         if each.name == name:
-            return _Bound(each, compile_schema(each.signature.schema))
+            return _Bound(
+                each, compile_schema(each.signature.schema), digest_of(recipient_of(each.definition()))
+            )
     return next((each for each in agent.reconcilers if each.name == name), None)
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias, Unpack
 from urllib.parse import quote, urlsplit
 
@@ -30,6 +30,7 @@ from perdure.connectors.declared_tool import (
     cut,
     described,
     output_check,
+    shown_url,
     unless_aborted,
 )
 from perdure.connectors.tool import (
@@ -45,7 +46,7 @@ from perdure.connectors.tool_failures import ConnectionLost, ToolFailure, Unusab
 from perdure.schemas.canonical import NotJson, canonical_json, loads_json
 from perdure.schemas.json_schema import Check
 from perdure.schemas.limits import JSON_BYTES_MAX
-from perdure.schemas.values import Effect
+from perdure.schemas.values import Effect, ExecutorKind
 
 Method: TypeAlias = Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
 Headers: TypeAlias = Mapping[str, str] | Callable[[], Mapping[str, str]]
@@ -186,8 +187,8 @@ def http_tool(
             with the same key, say).
         not_executed_statuses: statuses that say that nothing was done (429, say); it may be called again.
         timeout_s: an attempt's deadline.
-        **options: description, settle_s, attempts_max, needs_approval, reconcile, concurrency_max, as of
-            ``@tool``.
+        **options: description, settle_s, attempts_max, needs_approval, approval_timeout_s, reconcile,
+            concurrency_max, as of ``@tool``.
 
     Raises:
         UnusableDeclaration, EffectMissing, UnusableTool, UnusableSchema.
@@ -208,7 +209,8 @@ def http_tool(
     async def run(perdure_context: ToolContext, **arguments: Any) -> Any:
         return await unless_aborted(endpoint.call(perdure_context, arguments), perdure_context)
 
-    return tool(name=name, effect=effect, schema=schema, timeout_s=timeout_s, **described(options))(run)
+    made = tool(name=name, effect=effect, schema=schema, timeout_s=timeout_s, **described(options))(run)
+    return replace(made, executor=ExecutorKind.HTTP, server=f"{method} {shown_url(url)}")
 
 
 def _check_url(name: str, url: str, schema: Mapping[str, Any]) -> None:

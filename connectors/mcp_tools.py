@@ -32,6 +32,7 @@ from perdure.connectors.declared_tool import (
     UnusableDeclaration,
     check_arguments,
     cut,
+    shown_url,
     unless_aborted,
 )
 from perdure.connectors.guardian import GRACE_S_DEFAULT
@@ -59,7 +60,7 @@ from perdure.connectors.tool import (
     ToolError,
     tool,
 )
-from perdure.schemas.values import Effect
+from perdure.schemas.values import Effect, ExecutorKind
 
 NAME_CHARS_MAX: Final = 64
 _log: Final = logging.getLogger(__name__)
@@ -74,8 +75,11 @@ class McpServer:
     agent is declared; by default ``.perdure/mcp/NAME.json`` in the working folder.
     """
 
-    def __init__(self, name: str, connect: Callable[[], Transport], *, known: Path | None = None) -> None:
+    def __init__(
+        self, name: str, connect: Callable[[], Transport], address: str = "", *, known: Path | None = None
+    ) -> None:
         self.name = name
+        self._shown = f"{name} {address}".strip()
         self._connect = connect
         self._known = KnownTools(known or FOLDER / f"{_ODD.sub('_', name)}.json")
         self._session: Session | None = None
@@ -120,7 +124,7 @@ class McpServer:
             ):
                 yield both
 
-        return cls(name, lambda: cast("Transport", streams()), known=known)
+        return cls(name, lambda: cast("Transport", streams()), shown_url(url), known=known)
 
     def tools(
         self,
@@ -130,7 +134,7 @@ class McpServer:
         prefix: str = "",
         timeout_s: float = TOOL_TIMEOUT_S_DEFAULT,
         output_bytes_max: int = OUTPUT_BYTES_MAX_DEFAULT,
-        needs_approval: Collection[str] = (),
+        needs_approval: Collection[str] | Mapping[str, bool | Mapping[str, Any]] = (),
         reconcile: Mapping[str, Reconciler] | None = None,
         concurrency_max: Mapping[str, int] | None = None,
     ) -> list[Tool[..., Any]]:
@@ -142,7 +146,8 @@ class McpServer:
             prefix: put before the names the model sees.
             timeout_s: an attempt's deadline.
             output_bytes_max: how much of a textual answer is kept.
-            needs_approval: the server's names of those that a person has to approve.
+            needs_approval: the server's names of those that a person has to approve, or by such a name what
+                ``@tool`` takes.
             reconcile: by the server's name of a non_idempotent tool, what finds out what became of a call.
             concurrency_max: by the server's name of a tool, as of ``@tool``.
 
@@ -170,12 +175,21 @@ class McpServer:
                 effect=(effects or {}).get(name, Effect.NON_IDEMPOTENT),
                 schema=found[name].input_schema,
                 timeout_s=timeout_s,
-                needs_approval=name in needs_approval,
+                needs_approval=_approval(needs_approval, name),
                 reconcile=(reconcile or {}).get(name),
                 concurrency_max=(concurrency_max or {}).get(name),
             )
-            made = declare(self._body(name, schema_hash(found[name]), output_bytes_max))
-            declared.append(replace(made, service=self))
+            expected = schema_hash(found[name])
+            made = declare(self._body(name, expected, output_bytes_max))
+            declared.append(
+                replace(
+                    made,
+                    service=self,
+                    executor=ExecutorKind.MCP,
+                    server=self._shown,
+                    server_schema=expected,
+                )
+            )
         return declared
 
     def close(self) -> None:
@@ -229,6 +243,14 @@ class McpServer:
         claim = f"; the server's own hints, not verified: {hints}" if hints not in {"", "{}"} else ""
         origin = f"[MCP server {self.name}, schema sha256:{schema_hash(tool)}{claim}]"
         return f"{tool.description or ''}\n\n{origin}".strip()
+
+
+def _approval(
+    given: Collection[str] | Mapping[str, bool | Mapping[str, Any]], name: str
+) -> bool | Mapping[str, Any]:
+    if isinstance(given, Mapping):
+        return cast("Mapping[str, bool | Mapping[str, Any]]", given).get(name, False)
+    return name in given
 
 
 def _answer(result: CallToolResult, bytes_max: int) -> Any:

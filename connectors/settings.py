@@ -119,12 +119,20 @@ class Settings:
     anthropic_base_url: str | None = None
     anthropic_api_key: Secret | None = None
     approval_token_key: Secret | None = None
+    approval_token_keys_older: Secret | None = None
     blob_store: str | None = None
     finished_runs_retention: timedelta = timedelta(days=14)
     tool_concurrency: int = 64
     model_concurrency: int = 64
     log_level: str = "info"
     kafka: Mapping[str, KafkaValue] = field(default_factory=dict[str, KafkaValue])
+
+    @property
+    def token_keys_older(self) -> tuple[bytes, ...]:
+        """Each of ``approval_token_keys_older``."""
+        given = self.approval_token_keys_older
+        texts = given.reveal().split(",") if given is not None else []
+        return tuple(text.strip().encode() for text in texts if text.strip())
 
 
 DESCRIPTIONS: Final[Mapping[str, str]] = MappingProxyType(
@@ -138,7 +146,8 @@ DESCRIPTIONS: Final[Mapping[str, str]] = MappingProxyType(
         "app": "module:object of the agents a worker serves.",
         "anthropic_base_url": "Where the Messages API is reached, if not at its own address.",
         "anthropic_api_key": "Key of the Messages API.",
-        "approval_token_key": "Key of the tokens that bind a decision to what was shown.",
+        "approval_token_key": "Key of the tokens that bind a decision to what was shown, the same for all.",
+        "approval_token_keys_older": "Keys before it that are still taken, with commas between.",
         "blob_store": "Where large tool results are kept whole: a folder, or s3://BUCKET/PREFIX.",
         "finished_runs_retention": "How long a run is kept after its last end, before it is purged.",
         "tool_concurrency": "Tool calls a worker makes at the same time.",
@@ -327,4 +336,4 @@ def _parsed_text(name: str, text: str, invalid: Any) -> object:
 
 
 _NAMES: Final = frozenset(each.name for each in fields(Settings))
-_SECRETS: Final = frozenset({"anthropic_api_key", "approval_token_key"})
+_SECRETS: Final = frozenset({"anthropic_api_key", "approval_token_key", "approval_token_keys_older"})

@@ -16,7 +16,7 @@ import logging
 import os
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Unpack
 
 from perdure.connectors.declared_tool import (
@@ -51,7 +51,7 @@ from perdure.processors.abort import Aborted
 from perdure.schemas.canonical import NotJson, canonical_json, loads_json
 from perdure.schemas.json_schema import Check
 from perdure.schemas.limits import JSON_BYTES_MAX
-from perdure.schemas.values import Effect
+from perdure.schemas.values import Effect, ExecutorKind
 
 IDEMPOTENCY_KEY: Final = "PERDURE_IDEMPOTENCY_KEY"
 ENV_DEFAULT: Final = ("HOME", "LANG", "LC_ALL", "PATH", "TMPDIR", "TZ")
@@ -195,8 +195,8 @@ def subprocess_tool(
         cwd: working folder.
         timeout_s: how long the command may take. The attempt's deadline is later by what stopping it takes.
         grace_s: between SIGTERM and SIGKILL, 0 to 3 s.
-        **options: description, settle_s, attempts_max, needs_approval, reconcile, concurrency_max, as of
-            ``@tool``.
+        **options: description, settle_s, attempts_max, needs_approval, approval_timeout_s, reconcile,
+            concurrency_max, as of ``@tool``.
 
     Raises:
         UnusableDeclaration, EffectMissing, UnusableTool, UnusableSchema.
@@ -224,4 +224,6 @@ def subprocess_tool(
 
     whole_s = timeout_s + grace_s + KILL_WAIT_S + START_S
     declare = tool(name=name, effect=effect, schema=schema, timeout_s=whole_s, **described(options))
-    return declare(run)
+    # Where the program stands differs from worker to worker, and its arguments may be secrets.
+    program = os.path.basename(runner.command[0])  # noqa: PTH119 - of a name as it is given
+    return replace(declare(run), executor=ExecutorKind.SUBPROCESS, server=program)

@@ -29,7 +29,7 @@ from perdure.schemas.definition import (
     ToolDefinition,
 )
 from perdure.schemas.errors import Reject, Retry
-from perdure.schemas.values import Effect
+from perdure.schemas.values import Effect, ExecutorKind
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -126,13 +126,17 @@ class Tool(Generic[P, R]):
     timeout_s: float
     settle_s: float
     attempts_max: int
-    needs_approval: bool
+    needs_approval: bool | Mapping[str, Any]
     repeats_max: int
     cosmetic: tuple[str, ...]
     reconcile: Reconciler | None
     is_async: bool
     concurrency_max: int | None = None
     service: Service | None = field(default=None, compare=False)
+    approval_timeout_s: float | None = None
+    executor: ExecutorKind = ExecutorKind.FUNCTION
+    server: str = ""
+    server_schema: str = ""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
@@ -147,9 +151,14 @@ class Tool(Generic[P, R]):
             reconcile=self.reconcile.name if self.reconcile else None,
             settle_ms=round(self.settle_s * 1000),
             attempts_max=self.attempts_max,
-            needs_approval=self.needs_approval,
+            needs_approval=self.needs_approval is not False,
             repeats_max=self.repeats_max,
             cosmetic=self.cosmetic,
+            approval_condition=None if isinstance(self.needs_approval, bool) else self.needs_approval,
+            approval_timeout_ms=milliseconds(self.approval_timeout_s),
+            executor=self.executor,
+            server=self.server,
+            server_schema=self.server_schema,
         )
 
 
@@ -165,7 +174,8 @@ def tool(
     timeout_s: float = TOOL_TIMEOUT_S_DEFAULT,
     settle_s: float = 0.0,
     attempts_max: int = TOOL_ATTEMPTS_MAX_DEFAULT,
-    needs_approval: bool = False,
+    needs_approval: bool | Mapping[str, Any] = False,
+    approval_timeout_s: float | None = None,
     repeats_max: int = TOOL_REPEATS_MAX_DEFAULT,
     cosmetic: Sequence[str] = (),
     concurrency_max: int | None = None,
@@ -184,7 +194,8 @@ def tool(
         timeout_s: an attempt's deadline, enforced.
         settle_s: how long the outside service may still work on what it received after an attempt is over.
         attempts_max: bound on attempts of a tool that is not non_idempotent.
-        needs_approval: a person has to approve each call before it is made.
+        needs_approval: a person has to approve each call, or those whose arguments match a JSON Schema.
+        approval_timeout_s: how long the person may take; by default what the agent says.
         repeats_max: the identical call, in vain, that is answered instead of made (0: none; it may poll).
         cosmetic: names of arguments that do not make a call another one, such as a display name.
         concurrency_max: how many calls of a tool of this name one worker makes at the same time; by default
@@ -201,11 +212,8 @@ def tool(
         raise UnusableTool("timeout_s > 0, settle_s, repeats_max >= 0, attempts_max, concurrency_max >= 1.")
 
     def declare(function: Callable[P, R]) -> Tool[P, R]:
-        called = name or function.__name__
-        if not _NAME.fullmatch(called):
-            raise UnusableTool(f"Its name {called!r} is not 1-64 of letters, digits, underscore and hyphen.")
         return Tool(
-            name=called,
+            name=_name(name or function.__name__),
             description=description if description is not None else summary_of(function),
             effect=kind,
             function=function,
@@ -214,6 +222,7 @@ def tool(
             settle_s=settle_s,
             attempts_max=attempts_max,
             needs_approval=needs_approval,
+            approval_timeout_s=approval_timeout_s,
             repeats_max=repeats_max,
             cosmetic=tuple(cosmetic),
             reconcile=reconcile,
@@ -222,6 +231,16 @@ def tool(
         )
 
     return declare
+
+
+def _name(called: str) -> str:
+    if not _NAME.fullmatch(called):
+        raise UnusableTool(f"Its name {called!r} is not 1-64 of letters, digits, underscore and hyphen.")
+    return called
+
+
+def milliseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1000)
 
 
 def _effect(effect: Effect | EffectName, given: object) -> Effect:

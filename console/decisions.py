@@ -12,7 +12,7 @@ from perdure.console.runs import whoami
 from perdure.console.session import Session, json_line
 from perdure.console.timeline import excerpt
 from perdure.schemas.outputs import Approval
-from perdure.schemas.values import PendingKind
+from perdure.schemas.values import ExecutorKind, PendingKind
 
 if TYPE_CHECKING:
     from perdure.connectors.client import Client
@@ -59,12 +59,22 @@ def approvals(
         session.say("Nothing waits for a decision.")
 
 
-def approve(ctx: typer.Context, run_id: Run, call_id: OptionalCall = None, by: By = None) -> None:
-    """Let a call be made that waits for approval."""
+def approve(
+    ctx: typer.Context,
+    run_id: Run,
+    call_id: OptionalCall = None,
+    by: By = None,
+    arguments: Annotated[
+        str | None,
+        typer.Option(help="JSON object in place of the model's arguments.", show_default=False),
+    ] = None,
+) -> None:
+    """Let a call be made that waits for approval, as it is or with other arguments."""
     session: Session = ctx.obj
+    edited = None if arguments is None else _object(arguments)
     with session.client() as client:
         asked = client.approval(run_id, call_id)
-        _answer(session, client, asked, client.approve(asked, by=by or whoami()))
+        _answer(session, client, asked, client.approve(asked, by=by or whoami(), arguments=edited))
 
 
 def reject(
@@ -125,9 +135,20 @@ def _value(text: str) -> object:
         return text
 
 
+def _object(text: str) -> dict[str, object]:
+    value = _value(text)
+    if not isinstance(value, dict):
+        raise typer.BadParameter("it is no JSON object", param_hint="--arguments")
+    return cast("dict[str, object]", value)
+
+
 def _print(session: Session, asked: Approval) -> None:
     session.out.print(f"{asked.run_id}  {asked.call_id}  ", style="bold", end="", markup=False)
     session.out.print(f"{asked.tool} {excerpt(asked.arguments)} [{asked.effect}]", markup=False)
+    if asked.recipient is not None and asked.recipient.executor is not ExecutorKind.FUNCTION:
+        session.out.print(
+            f"  carried out by {asked.recipient.executor} {asked.recipient.server}", style="dim", markup=False
+        )
     if asked.kind is PendingKind.APPROVAL:
         session.out.print(f"  perdure approve {asked.run_id} {asked.call_id}", style="dim", markup=False)
         return

@@ -152,6 +152,8 @@ def _run_orchestrator(means: Means, slot: Slot) -> int:
                     finished_runs_retention_ms=means.settings.finished_runs_retention
                     // timedelta(milliseconds=1)
                 ),
+                token_keys_older=means.settings.token_keys_older,
+                has_own_key=means.settings.approval_token_key is None,
             ),
             watchdog,
             SnapshotPrices(),

@@ -228,8 +228,8 @@ def _of_call(body: _CallBody, tool: str, run_id: str) -> _Line | None:
             why = "needs approval" if kind is PendingKind.APPROVAL else "may have run; nothing can tell"
             answers = " | ".join(verdict.replace("_", "-") for verdict in verdicts)
             return _Line("☝", "person", f"{tool} {why}: decide {call_id} {answers}", DOUBT)
-        case ev.DecisionRecorded(verdict=verdict, decided_by=by, message=message):
-            told = f": {excerpt(message)}" if message else ""
+        case ev.DecisionRecorded(verdict=verdict, decided_by=by, message=message, arguments=edited):
+            told = f": {excerpt(message)}" if message else f", as {excerpt(edited)}" if edited else ""
             return _Line("☝", "decided", f"{tool}: {verdict.replace('_', '-')} by {excerpt(by)}{told}")
         case _:
             assert_never(body)

@@ -47,7 +47,7 @@ class ToolInvocation(Struct, frozen=True):
     """One attempt of a tool call, or a question to a reconciliation tool about one.
 
     ``arguments``: the decoded JSON object; for RECONCILE those of the call in doubt. ``started_ms``:
-    RECONCILE only.
+    RECONCILE only. ``recipient``: digest of the recipient that a person approved; empty: nobody was asked.
     """
 
     run_id: str
@@ -62,6 +62,7 @@ class ToolInvocation(Struct, frozen=True):
     purpose: Purpose
     timeout_ms: int
     started_ms: int | None = None
+    recipient: bytes = b""
 
 
 ToolAnswer: TypeAlias = Completed | Failed | Declined | Reconciled

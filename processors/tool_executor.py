@@ -143,6 +143,7 @@ class ToolExecutor:
             purpose=asked.purpose,
             timeout_ms=asked.timeout_ms,
             started_ms=asked.started_ms,
+            recipient=asked.recipient,
         )
 
         async def run(abort: AbortSignal) -> ResultBody:

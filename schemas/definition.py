@@ -12,13 +12,20 @@ from typing import Any, Final
 
 import msgspec
 
+from perdure.schemas.approval_rule import ApprovalRule
 from perdure.schemas.canonical import NotJson, canonical_json, loads_json, normalise_json
 from perdure.schemas.codec import Undecodable
 from perdure.schemas.errors import Reject
 from perdure.schemas.json_schema import InvalidSchema, check_schema
-from perdure.schemas.limits import AGENT_CHARS_MAX, PAYLOAD_BYTES_MAX, TIMEOUT_MS_MAX, TOOL_NAME_CHARS_MAX
+from perdure.schemas.limits import (
+    AGENT_CHARS_MAX,
+    APPROVAL_TIMEOUT_MS_MAX,
+    PAYLOAD_BYTES_MAX,
+    TIMEOUT_MS_MAX,
+    TOOL_NAME_CHARS_MAX,
+)
 from perdure.schemas.outputs import DefinitionRecord
-from perdure.schemas.values import Budget, Effect, Struct
+from perdure.schemas.values import Budget, Effect, ExecutorKind, Struct
 
 MAX_TURNS_DEFAULT: Final = 50
 TOOL_CALLS_PER_TURN_MAX_DEFAULT: Final = 16
@@ -61,6 +68,10 @@ class ToolDefinition(Struct, frozen=True):
     intercepted (0: never; for tools that poll). ``cosmetic``: names of arguments that do not make a call
     another one. ``is_hidden``: not offered to the model. ``agent``: the call is a run of this agent, of
     ``agent_version`` (None: the newest then); ``budget``: the most that one such run may use.
+    ``approval_condition``: with ``needs_approval``, a JSON Schema: only calls whose arguments match it need
+    approval. ``approval_timeout_ms``: how long a person may take, before the run times out. ``executor``,
+    ``server``: what carries out its calls; ``server_schema``: hash of what the server says of the tool. An
+    approval is bound to them.
     """
 
     name: str
@@ -78,13 +89,19 @@ class ToolDefinition(Struct, frozen=True):
     agent: str | None = None
     agent_version: str | None = None
     budget: Budget | None = None
+    approval_condition: Mapping[str, Any] | None = None
+    approval_timeout_ms: int | None = None
+    executor: ExecutorKind = ExecutorKind.FUNCTION
+    server: str = ""
+    server_schema: str = ""
 
 
 class AgentDefinition(Struct, frozen=True):
     """Everything the model and the machine need to know of an agent.
 
     ``parameters``: further Messages API parameters, passed as they are. ``output_schema``: JSON Schema of the
-    output.
+    output. ``approvals``: which calls need approval beside those whose tools say so. ``approval_timeout_ms``:
+    for tools that have none of their own; None: as the worker is set.
     """
 
     agent: str
@@ -99,6 +116,8 @@ class AgentDefinition(Struct, frozen=True):
     budget: Budget | None = None
     parameters: Mapping[str, Any] = {}
     output_schema: Mapping[str, Any] | None = None
+    approvals: tuple[ApprovalRule, ...] = ()
+    approval_timeout_ms: int | None = None
 
     def tool(self, name: str) -> ToolDefinition | None:
         return next((tool for tool in self.tools if tool.name == name), None)
@@ -171,6 +190,9 @@ def check_definition(definition: AgentDefinition) -> None:
         raise InvalidDefinition(f"Its parameters name {', '.join(own)}, which perdure sets itself.")
     if definition.output_schema is not None:
         _check_schema("the output", definition.output_schema)
+    _check_approval_time("the agent", definition.approval_timeout_ms)
+    for rule in definition.approvals:
+        _check_rule(rule, definition)
     names = [tool.name for tool in definition.tools]
     for tool in definition.tools:
         if names.count(tool.name) > 1:
@@ -192,6 +214,11 @@ def _check_tool(tool: ToolDefinition, definition: AgentDefinition) -> None:
     _check_schema(where, tool.input_schema)
     if tool.agent is not None:
         _check_agent_tool(where, tool)
+    _check_approval_time(where, tool.approval_timeout_ms)
+    if tool.approval_condition is not None:
+        if not tool.needs_approval:
+            raise InvalidDefinition(f"{where} has an approval_condition, but needs_approval is false.")
+        _check_schema(f"the approval_condition of {where}", tool.approval_condition)
     if tool.reconcile is None:
         return
     reconciler = definition.tool(tool.reconcile)
@@ -211,6 +238,23 @@ def _check_agent_tool(where: str, tool: ToolDefinition) -> None:
             raise InvalidDefinition(f"The {what} of {where} does not match {AGENT_PATTERN.pattern}.")
     if tool.reconcile is not None or tool.is_hidden:
         raise InvalidDefinition(f"{where} is an agent: its runs are not reconciled, nor are they hidden.")
+
+
+def _check_rule(rule: ApprovalRule, definition: AgentDefinition) -> None:
+    where = f"the approval rule for {rule.tool:.140}"
+    if not rule.tool:
+        raise InvalidDefinition("An approval rule is for no tool: * stands for all.")
+    if not rule.is_glob and definition.tool(rule.tool) is None:
+        raise InvalidDefinition(f"{where} is for none of the tools.")
+    if rule.arguments is not None:
+        _check_schema(where, rule.arguments)
+
+
+def _check_approval_time(where: str, time_ms: int | None) -> None:
+    if time_ms is not None and not 1 <= time_ms <= APPROVAL_TIMEOUT_MS_MAX:
+        raise InvalidDefinition(
+            f"approval_timeout_ms of {where} is {time_ms}, not from 1 to {APPROVAL_TIMEOUT_MS_MAX}."
+        )
 
 
 def _check_bounds(where: str, **bounds: int) -> None:

@@ -43,5 +43,8 @@ TOOL_NAME_CHARS_MAX: Final = 128
 TIMEOUT_MS_MAX: Final = 7 * 24 * 3_600_000
 """Longest that one call of a tool or of the model may take, or settle, ms."""
 
+APPROVAL_TIMEOUT_MS_MAX: Final = 366 * 24 * 3_600_000
+"""Longest that a run may wait for a person before it times out, ms."""
+
 KEY_BYTES_MAX: Final = 1024
 """Longest record key that is parsed."""

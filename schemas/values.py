@@ -76,6 +76,7 @@ class ExecutorKind(StrEnum):
     SUBPROCESS = "subprocess"
     HTTP = "http"
     MCP = "mcp"
+    AGENT = "agent"
 
 
 class Purpose(StrEnum):

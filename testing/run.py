@@ -155,6 +155,7 @@ class TestRun:
         verdict: Verdict | str,
         *,
         result: Any = None,
+        arguments: Any = None,
         message: str | None = None,
         token: str | None = None,
         by: str = "somebody",
@@ -174,6 +175,7 @@ class TestRun:
             token=shown if token is None else token,
             decided_by=by,
             result=None if result is None else json.dumps(result).encode(),
+            arguments=None if arguments is None else json.dumps(arguments).encode(),
             message=message,
         )
         return self.send(body, command_id)

@@ -20,6 +20,7 @@ from perdure.processors.machine.state import (
     agent_named,
 )
 from perdure.schemas import events as ev
+from perdure.schemas.recipient import digest_of
 from perdure.schemas.values import DeclineReason, ResultSource, RunState
 
 CALL_ID_HASH_BYTES: Final = 8
@@ -44,6 +45,12 @@ CallEvent: TypeAlias = (
 def hash_call_id(call_id: str) -> bytes:
     """What a run remembers of a call id: a collision only costs a needless new name."""
     return hashlib.sha256(call_id.encode("utf-8", "surrogatepass")).digest()[:CALL_ID_HASH_BYTES]
+
+
+def is_seen(run: Run, call_id: str) -> bool:
+    """Whether a call of this id was made in any turn so far."""
+    size, seen, mark = CALL_ID_HASH_BYTES, run.seen_call_ids, hash_call_id(call_id)
+    return any(seen[start : start + size] == mark for start in range(0, len(seen), size))
 
 
 def resting_state(run: Run) -> RunState:
@@ -90,9 +97,12 @@ def change(run: Run, at_ms: int, body: CallEvent) -> Run:
     run = _put(run, _waiting(run, _changed_call(call, at_ms, body), body))
     if isinstance(body, ev.ApprovalRequested):
         pending = Pending(body.call_id, body.kind, body.token, at_ms, body.deadline_ms)
-        run = replace(run, pending=(*run.pending, pending))
+        others = (each for each in run.pending if each.call_id != body.call_id)
+        run = replace(run, pending=(*others, pending))
     elif isinstance(body, ev.ChildStarted):
         run = child_started(run, body)
+    elif isinstance(body, ev.DecisionRecorded) and body.told is not None:
+        run = replace(run, texts=(*run.texts, body.told))
     elif isinstance(body, ev.ToolCompleted):
         run = learn(run, body.call_id, body.content, is_error=body.is_error)
         if body.source is ResultSource.INTERCEPTED:
@@ -168,7 +178,8 @@ def _changed_call(
             due_ms = body.deadline_ms + CHILD_GRACE_MS
             return replace(call, phase=CallPhase.WITH_CHILD, child=body.child_id, due_ms=due_ms)
         case ev.ApprovalRequested():
-            return replace(call, phase=CallPhase.AWAITING_DECISION, due_ms=None)
+            recipient = call.recipient if body.recipient is None else digest_of(body.recipient)
+            return replace(call, phase=CallPhase.AWAITING_DECISION, due_ms=None, recipient=recipient)
         case ev.DecisionRecorded():
             arguments = call.arguments if body.arguments is None else body.arguments
             return replace(call, phase=CallPhase.REQUESTED, arguments=arguments)

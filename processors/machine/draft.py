@@ -74,9 +74,9 @@ class Draft:
         self._events.append(event)
         return self._run
 
-    def reject(self, command: CommandBody, reason: str) -> None:
-        """Answer a command that changes nothing; ``reason`` is stable."""
-        self.emit(CommandRejected(kind=type(command).__name__, reason=reason))
+    def reject(self, command: CommandBody, reason: str, message: str = "") -> None:
+        """Answer a command that changes nothing; ``reason`` is stable, ``message`` says more."""
+        self.emit(CommandRejected(kind=type(command).__name__, reason=reason, message=message))
 
     def output(self, output: Output) -> None:
         self._outputs.append(output)

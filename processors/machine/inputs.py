@@ -6,6 +6,7 @@ from typing import Final, TypeAlias
 
 from perdure.processors.machine.budget import Price
 from perdure.processors.machine.state import Run
+from perdure.processors.machine.tokens import TokenKeys
 from perdure.schemas.commands import Command
 from perdure.schemas.definition import AgentDefinition
 from perdure.schemas.events import Event
@@ -132,7 +133,7 @@ class Context(Struct, frozen=True):
     bytes, fresh for every call, from which ids are derived. ``definition``: the run's pinned definition, or
     for a run without one the definition its command or its ``waiting_for`` asks for; None: not known on
     this worker. ``definition_digest``: its content hash. ``may_start``: a slot is free in this partition.
-    ``token_key``: secret of the resume tokens. ``price``: of the agent's model, None: not known.
+    ``token_keys``: secrets of the resume tokens. ``price``: of the agent's model, None: not known.
     ``source``: for a Fork, the run its id names; None: there is none.
     """
 
@@ -142,7 +143,7 @@ class Context(Struct, frozen=True):
     definition_digest: str | None
     may_start: bool
     settings: MachineSettings = MachineSettings()
-    token_key: bytes = b""
+    token_keys: TokenKeys = TokenKeys()
     price: Price | None = None
     source: Source | None = None
 

@@ -171,6 +171,7 @@ def _call_request(run: Run, body: ev.ToolDispatched | ev.ReconciliationAsked) ->
         start_by_ms=body.start_by_ms,
         timeout_ms=body.timeout_ms,
         trace_context=run.provenance.trace_context,
+        recipient=call.recipient,
     )
 
 
@@ -184,6 +185,7 @@ def _question(run: Run, body: ev.ReconciliationAsked) -> ToolRequest:
         tool=body.tool,
         effect=Effect.READ_ONLY,
         purpose=Purpose.RECONCILE,
+        recipient=b"",
         started_ms=call.attempt.started_ms or call.attempt.opened_ms,
     )
 
@@ -205,4 +207,5 @@ def _approval(run: Run, at_ms: int, body: ev.ApprovalRequested) -> Approval:
         requested_ms=at_ms,
         deadline_ms=body.deadline_ms,
         provenance=run.provenance,
+        recipient=body.recipient,
     )

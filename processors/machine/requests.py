@@ -11,6 +11,7 @@ from perdure.processors.machine.assistant import WantedCall
 from perdure.processors.machine.children import start_child
 from perdure.processors.machine.draft import Draft
 from perdure.processors.machine.messages import NO_OUTPUT, is_blank
+from perdure.processors.machine.policy import needs_approval
 from perdure.processors.machine.repetition import fingerprint, is_last_a_repetition
 from perdure.processors.machine.room import fitting_result
 from perdure.processors.machine.state import Call
@@ -73,7 +74,7 @@ def request_calls(draft: Draft, wanted: Sequence[WantedCall], *, allow_tools: bo
             answer_error(draft, call.call_id, LOOP_NOTICE, ResultSource.INTERCEPTED)
         elif refusal is not None or tool is None:
             answer_error(draft, call.call_id, refusal or "", ResultSource.SYNTHETIC)
-        elif tool.needs_approval:
+        elif needs_approval(draft.definition, tool, call.arguments):
             ask_person(draft, call.call_id, PendingKind.APPROVAL)
         else:
             dispatch(draft, call.call_id)

@@ -58,7 +58,7 @@ class Call(Struct, frozen=True):
     ``due_ms``: when its timer fires, in the waiting phases. ``doubt``: why it is ambiguous. ``failures``:
     attempts that ended in a failure (declined ones do not count). ``late_content``: what the tool answered
     after its run had ended. ``child``: id of the run that answers it. ``waiting_for``: what no worker had,
-    until it is asked for again.
+    until it is asked for again. ``recipient``: digest of the one that was shown to a person, empty: none was.
     """
 
     call_id: str
@@ -79,6 +79,7 @@ class Call(Struct, frozen=True):
     is_late_error: bool = False
     child: str | None = None
     waiting_for: str | None = None
+    recipient: bytes = b""
 
     @property
     def is_done(self) -> bool:

@@ -284,7 +284,7 @@ class Batch:
             definition_digest=digest,
             may_start=self._has_slot(part),
             settings=self._means.settings.machine,
-            token_key=self._means.settings.token_key,
+            token_keys=self._means.settings.token_keys,
             price=None if definition is None else self._means.prices.price(definition.model),
             source=source,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from perdure.processors.machine.inputs import MachineSettings
+from perdure.processors.machine.tokens import TokenKeys
 from perdure.topics.table import DAY_MS, DELETE_RETENTION_MS, HOUR_MS, INBOX_BYTES_MAX, Namespace, Role
 
 
@@ -16,7 +17,8 @@ class OrchestratorSettings:
     ``running_runs_max``: runs per partition that may be running or awaiting tools.
     ``transaction_timeout_ms_max``: the largest transaction time-out of any producer to run-events; an open
     transaction that outlasts it is hanging.
-    ``token_key``: secret of the resume tokens.
+    ``token_key``: secret of the resume tokens; those of ``token_keys_older`` are still taken.
+    ``has_own_key``: this machine made it for itself, so tokens of other keys are compared with the log only.
     """
 
     namespace: Namespace
@@ -24,6 +26,8 @@ class OrchestratorSettings:
     partitions: int
     token_key: bytes = field(repr=False)
     machine: MachineSettings = field(default_factory=MachineSettings)
+    token_keys_older: tuple[bytes, ...] = field(default=(), repr=False)
+    has_own_key: bool = True
     running_runs_max: int = 1_000
 
     # A batch: how much goes into one transaction, and how long it waits for more.
@@ -70,6 +74,10 @@ class OrchestratorSettings:
     results_kept_ms: int = 7 * DAY_MS
     deletion_interval_ms: int = HOUR_MS
     age_mark_interval_ms: int = HOUR_MS
+
+    @property
+    def token_keys(self) -> TokenKeys:
+        return TokenKeys(self.token_key, self.token_keys_older, is_strict=not self.has_own_key)
 
     @property
     def group(self) -> str:

@@ -142,6 +142,12 @@ def test_the_token_key_is_made_once_and_only_for_its_owner(tmp_path: Path) -> No
     assert token_key(given, SystemEntropy()) == b"k"
 
 
+def test_older_token_keys_are_a_list() -> None:
+    """With commas between; none by default."""
+    assert Settings(approval_token_keys_older=Secret("one, two,")).token_keys_older == (b"one", b"two")
+    assert Settings().token_keys_older == ()
+
+
 HEAVY = ("confluent_kafka", "anthropic", "rocksdict", "faust", "fastavro", "jsonschema", "typer", "rich")
 
 

@@ -260,7 +260,9 @@ def test_pending_decisions_are_found_and_decided_with_the_token_shown(stage: Sta
     with pytest.raises(NothingPending):
         stage.client.approval("r", "c3")
     asked = stage.client.approval("r", "c1")
-    stage.client.approve(asked, by="ann")
+    stage.client.approve(asked, by="ann", arguments={"b": 1, "a": "x"})
+    with pytest.raises(InputRefused):
+        stage.client.approve(asked, by="ann", arguments={"a": float("nan")})
     stage.client.reject(asked, by="ann", message="no")
     stage.client.ran(asked, {"id": 1}, by="ann")
     stage.client.did_not_run(asked, by="ann")
@@ -268,6 +270,7 @@ def test_pending_decisions_are_found_and_decided_with_the_token_shown(stage: Sta
     stage.client.cancel("r", "why")
     bodies = [command.body for _, _, command in stage.commands()]
     decisions = [body for body in bodies if isinstance(body, Decide)]
+    assert [body.arguments for body in decisions] == [b'{"b":1,"a":"x"}', None, None, None, None]
     assert [body.verdict for body in decisions] == [
         Verdict.APPROVE,
         Verdict.REJECT,

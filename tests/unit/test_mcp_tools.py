@@ -25,8 +25,9 @@ from perdure.connectors.reconciler import Question, ReconcileAnswer, happened, r
 from perdure.connectors.tool import Tool
 from perdure.processors.abort import AbortSignal
 from perdure.processors.tool_executor import ToolExecutor
+from perdure.schemas.recipient import recipient_of
 from perdure.schemas.results import Completed, Declined, Failed
-from perdure.schemas.values import DeclineReason, Effect, FailureKind
+from perdure.schemas.values import DeclineReason, Effect, ExecutorKind, FailureKind
 from tests.unit.declared_tools import KEY, Caller, text_of
 
 WAIT_S = 20.0
@@ -283,6 +284,19 @@ def test_a_tool_that_changed_is_declined(stdio: McpServer, place: Place) -> None
     assert answer.reason is DeclineReason.UNAVAILABLE
     assert "[tool_unavailable]" in answer.message
     assert place.calls() == 0
+
+
+def test_a_tool_names_its_server_and_what_that_says_of_it(stdio: McpServer, http: HttpPlace) -> None:
+    """An approval is bound to both; the address is shown where there is one."""
+    conditional = {"add": {"properties": {"a": {"minimum": 10}}}}
+    over_stdio = named(stdio.tools(needs_approval=conditional), "add").definition()
+    over_http = named(http.server.tools(needs_approval=["add"]), "add").definition()
+    assert (over_stdio.executor, over_http.executor) == (ExecutorKind.MCP, ExecutorKind.MCP)
+    assert (over_stdio.server, over_http.server) == ("small", f"small http://127.0.0.1:{http.port}/mcp")
+    assert over_stdio.server_schema == over_http.server_schema != ""
+    assert recipient_of(over_stdio).schema_sha256 == recipient_of(over_http).schema_sha256
+    assert over_stdio.approval_condition == conditional["add"]
+    assert (over_http.needs_approval, over_http.approval_condition) == (True, None)
 
 
 def test_a_server_that_does_not_start_was_not_called(place: Place) -> None:

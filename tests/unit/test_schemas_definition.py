@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from perdure.schemas.approval_rule import ApprovalRule
 from perdure.schemas.canonical import canonical_json
 from perdure.schemas.codec import Undecodable
 from perdure.schemas.definition import (
@@ -188,3 +189,32 @@ def test_open() -> None:
     ):
         with pytest.raises(Undecodable):
             open_definition(wrong)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"approvals": (ApprovalRule(""),)}, "stands for all"),
+        ({"approvals": (ApprovalRule("sned"),)}, "none of the tools"),
+        ({"approvals": (ApprovalRule("*", arguments={"type": 5}),)}, "schema of the approval rule"),
+        ({"approval_timeout_ms": 0}, "approval_timeout_ms of the agent is 0"),
+        ({"tools": (replace(SEND, approval_timeout_ms=-1), LOOK)}, "approval_timeout_ms of the tool send"),
+        ({"tools": (replace(SEND, approval_condition={}), LOOK)}, "needs_approval is false"),
+        (
+            {"tools": (replace(SEND, needs_approval=True, approval_condition={"type": 5}), LOOK)},
+            "approval_condition of the tool send",
+        ),
+    ],
+)
+def test_an_approval_policy_that_can_not_be_meant_is_refused(changes: dict[str, Any], told: str) -> None:
+    """At publish: a run can not have its definition mended."""
+    with pytest.raises(InvalidDefinition, match=told):
+        encode_definition(replace(MAILER, **changes))
+
+
+def test_an_approval_policy_is_published() -> None:
+    """Globs may be for tools that are still to come; names are not."""
+    rules = (ApprovalRule("new_*"), ApprovalRule("send", Effect.NON_IDEMPOTENT, {"required": ["to"]}))
+    tools = (replace(SEND, needs_approval=True, approval_condition={}, approval_timeout_ms=1), LOOK)
+    published = replace(MAILER, approvals=rules, approval_timeout_ms=1, tools=tools)
+    assert decode_definition(encode_definition(published)[1]) == published

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from perdure import Agent, tool
+from perdure import Agent, ApprovalRule, tool
 from perdure.processors.machine.inputs import MachineSettings
 from perdure.schemas.commands import Cancel
 from perdure.schemas.events import DecisionRecorded
@@ -91,8 +91,8 @@ def test_each_decision_that_does_not_count_has_its_own_stable_reason() -> None:
         bed.settle()
         assert run.rejections == [
             "token_mismatch",
-            "token_mismatch",
-            "token_mismatch",
+            "token_forged",
+            "token_forged",
             "unknown_call",
             "verdict_not_allowed",
             "verdict_not_allowed",
@@ -122,7 +122,7 @@ def test_a_decision_after_its_time_out_is_rejected(late_by_s: int) -> None:
         assert run.state == "timed_out"
         run.decide("a", "approve", token=token)
         bed.settle()
-        assert run.rejections == ["run_terminal"]
+        assert run.rejections == ["decision_expired"]
         assert run.pending == []
         assert RAN == {}
 
@@ -139,7 +139,7 @@ def test_a_decision_after_the_cancel_is_rejected() -> None:
         run.decide("b", "approve", token=token)
         bed.settle()
         assert run.state == "cancelled"
-        assert run.rejections == ["run_terminal", "run_terminal"]
+        assert run.rejections == ["run_cancelled", "run_cancelled"]
         assert RAN == {}
 
 
@@ -204,3 +204,76 @@ def test_an_approval_survives_a_crash_before_the_tool_starts(
         assert RAN == {"Ada": 1}
         assert len(run.bodies(DecisionRecorded)) == 1
         assert run.kinds.count("ApprovalRequested") == 1
+
+
+LIMITED = Agent(
+    "limited",
+    model="m",
+    tools=[
+        tool(effect="non_idempotent", needs_approval={"properties": {"to": {"const": "Ada"}}}, name="give")(
+            pay.function
+        ),
+        tool(effect="idempotent_write", name="erase")(pay.function),
+    ],
+    approvals=[ApprovalRule("er*", arguments={"properties": {"to": {"pattern": "^B"}}})],
+    approval_timeout_s=3_600,
+)
+
+
+def test_only_calls_that_a_condition_or_a_rule_fits_wait_for_a_person() -> None:
+    """The rest of the turn runs meanwhile; each question names who would carry it out, and its deadline."""
+    script = calls(
+        use("give", "a", to="Ada"), use("give", "c", to="Cy"), use("erase", "b", to="Bob"),
+        use("erase", "d", to="Dan"),
+    )  # fmt: skip
+    with TestBed(LIMITED, model=ScriptedModel([script, "done"])) as bed:
+        run = bed.submit("go")
+        bed.settle()
+        assert dict(RAN) == {"Cy": 1, "Dan": 1}
+        assert sorted(each.call_id for each in run.pending) == ["a", "b"]
+        for each in run.pending:
+            assert each.recipient is not None
+            assert each.recipient.executor == "function"
+            assert each.deadline_ms == each.requested_ms + 3_600_000
+        run.decide("a", "approve")
+        run.decide("b", "reject", message="keep it")
+        bed.settle()
+        assert dict(RAN) == {"Cy": 1, "Dan": 1, "Ada": 1}
+        assert [each["tool_use_id"] for each in run.results] == ["a", "c", "b", "d"]
+        assert run.state == "completed"
+
+
+def test_an_approval_that_times_out_ends_honestly_and_can_be_resumed() -> None:
+    """The free call's result is kept, the other was not executed, and the model is asked a valid question."""
+    script = calls(use("give", "a", to="Ada"), use("give", "c", to="Cy"))
+    with TestBed(LIMITED, model=ScriptedModel([script, "done"])) as bed:
+        run = bed.submit("go")
+        bed.settle()
+        bed.advance(3_700)
+        assert (run.state, run.code) == ("timed_out", "approval")
+        run.resume()
+        bed.settle()
+        assert run.state == "completed"
+        assert [each.get("is_error", False) for each in run.results] == [True, False]
+        assert "not executed" in str(run.results[0])
+        assert dict(RAN) == {"Cy": 1}
+
+
+@pytest.mark.parametrize("crashed", [None, "orchestrator", "tool-executor"])
+def test_edited_arguments_are_what_is_executed_and_what_the_model_is_told(crashed: str | None) -> None:
+    """Across crashes too; the assistant's message is sent as it was said."""
+    with bed_of(calls(use("pay", "a", to="Ada")), "done") as bed:
+        run = bed.submit("go")
+        bed.settle()
+        run.decide("a", "approve", arguments={"to": 5})
+        run.decide("a", "approve", arguments={"to": "Bob"}, by="Eve")
+        if crashed:
+            bed.restart(crashed)
+        bed.settle()
+        assert run.rejections == ["invalid_arguments"]
+        assert dict(RAN) == {"Bob": 1}
+        assert run.messages[1]["content"][0]["input"] == {"to": "Ada"}
+        assert '{"to":"Bob"}' in run.messages[2]["content"][-1]["text"]
+        [recorded] = run.bodies(DecisionRecorded)
+        assert (recorded.arguments, recorded.decided_by) == (b'{"to":"Bob"}', "Eve")
+        assert run.state == "completed"

@@ -25,6 +25,7 @@ from perdure.processors.machine.inputs import (
 from perdure.processors.machine.project import Projected, project
 from perdure.processors.machine.schedule import next_due_ms
 from perdure.processors.machine.state import Run
+from perdure.processors.machine.tokens import TokenKeys
 from perdure.schemas import results as rs
 from perdure.schemas.commands import Command, CommandBody, Decide, Submit
 from perdure.schemas.definition import AgentDefinition, ToolDefinition
@@ -65,6 +66,7 @@ class Driver:
         self.settings = settings or MachineSettings()
         self.now_ms = 1_000_000
         self.may_start = True
+        self.token_keys = TokenKeys(b"key")
         self.price: Price | None = None
         self.source: Source | None = None
         self.run_or_none: Run | None = None
@@ -94,7 +96,7 @@ class Driver:
             definition_digest=DIGEST if self.definition else None,
             may_start=self.may_start,
             settings=self.settings,
-            token_key=b"key",
+            token_keys=self.token_keys,
             price=self.price,
             source=self.source,
         )

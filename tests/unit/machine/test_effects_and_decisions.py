@@ -232,7 +232,7 @@ def test_each_invalid_decision_has_its_own_stable_reason(running: Any) -> None:
         assert running.run.calls == before.calls
         return str(running.last.events[0].body.reason)
 
-    assert reason("t10", Verdict.APPROVE, "forged") == "token_mismatch"
+    assert reason("t10", Verdict.APPROVE, "forged") == "token_forged"
     assert reason("t10", Verdict.RAN) == "verdict_not_allowed"
     assert reason("t11", Verdict.APPROVE) == "not_pending"
     assert reason("t99", Verdict.APPROVE) == "unknown_call"
@@ -240,7 +240,7 @@ def test_each_invalid_decision_has_its_own_stable_reason(running: Any) -> None:
     assert running.kinds[0] == "DecisionRecorded"
     assert reason("t10", Verdict.APPROVE) == "already_decided"
     running.command(Cancel("x"))
-    assert reason("t10", Verdict.APPROVE) == "run_terminal"
+    assert reason("t10", Verdict.APPROVE) == "run_cancelled"
 
 
 def test_a_second_submit_of_a_run_id_is_rejected(running: Any) -> None:
