@@ -6,7 +6,7 @@ import hashlib
 from typing import Final
 
 from perdure.processors import status
-from perdure.processors.machine.apply import appended, apply
+from perdure.processors.machine.apply import apply
 from perdure.processors.machine.schedule import holds_slot, next_due_ms, purgeable_ms, wants_slot
 from perdure.processors.machine.state import Run
 from perdure.processors.store_overlay import Overlay
@@ -45,21 +45,22 @@ class Folded(Struct, frozen=True):
     publish: bool
 
 
-def fold_event(overlay: Overlay, event: Event) -> Folded:
-    """Apply ``event`` and derive every row from it.
+def fold_event(overlay: Overlay, event: Event, applied: Run | None = None) -> Folded:
+    """Apply ``event`` and derive every row from it. ``applied``: what ``apply`` made of it, if that is known.
 
     Raises ``IllegalEvent`` or ``IllegalMove`` where it does not follow, and leaves the overlay as it was.
     """
     run_id = event.run_id
     before = overlay.run(run_id)
-    after = apply(before, event)
+    after = apply(before, event) if applied is None else applied
+    assert after.seq == event.seq == (before.seq if before is not None else 0) + 1
     if isinstance(event.body, RunPurged):
         purge_run(overlay, event)
         return Folded(before, event, after, publish=False)
-    messages = appended(before, event)
     first = before.message_count if before is not None else after.message_count  # a fork's are its source's
-    assert after.message_count == first + len(messages), "every message has a row"
-    for index, message in enumerate(messages, first):
+    count = after.message_count - first
+    assert 0 <= count <= len(after.tail), "every message has a row"
+    for index, message in enumerate(after.tail[len(after.tail) - count :], first):
         overlay.put(message_key(run_id, index), message)
     if event.cause is not None:
         overlay.put_cause(run_id, event.cause, event.seq, is_command=event.answers_command)

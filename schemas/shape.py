@@ -190,14 +190,15 @@ def _row(
 ) -> Shape:
     writers = tuple(member.write for member in members)
     readers = tuple(member.read for member in members)
+    count = len(writers)
 
     def write(put: Put, value: Any) -> None:
         if not isinstance(value, kind):
             raise Unencodable(f"{where}: {kind.__name__} is wanted, not {type(value).__name__}.")
         values = values_of(value)
-        if len(values) != len(writers):
-            raise Unencodable(f"{where}: {len(writers)} values are wanted, not {len(values)}.")
-        for write_one, one in zip(writers, values, strict=True):
+        if len(values) != count:
+            raise Unencodable(f"{where}: {count} values are wanted, not {len(values)}.")
+        for write_one, one in zip(writers, values):  # noqa: B905 - looked at above, and this is a hot loop
             write_one(put, one)
 
     def read(data: bytes, at: int) -> tuple[Any, int]:

@@ -8,6 +8,7 @@ specification, "Binary encoding".
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 from perdure.schemas.errors import Reject
@@ -38,6 +39,7 @@ class Unencodable(Reject):
     remedy = "Correct the value; repeating it cannot help."
 
 
+@lru_cache(maxsize=4_096)  # instants come again: those of one batch, and those of its records
 def long_bytes(value: int) -> bytes:
     zigzag = (value << 1) ^ (value >> 63)
     out = bytearray()
@@ -48,14 +50,15 @@ def long_bytes(value: int) -> bytes:
     return bytes(out)
 
 
-_SMALL: Final = tuple(long_bytes(value) for value in range(4096))
+SMALL_MAX: Final = 4_096
+_SMALL: Final = tuple(long_bytes(value) for value in range(SMALL_MAX))
 """Lengths, counts, turns and attempts are nearly always among these."""
 
 
 def write_long(put: Put, value: Any) -> None:
     if not isinstance(value, int):
         raise Unencodable(f"An integer is wanted, not {type(value).__name__}.")
-    if 0 <= value < 4096:
+    if 0 <= value < SMALL_MAX:
         put(_SMALL[value])
     elif LONG_MIN <= value <= LONG_MAX:
         put(long_bytes(value))
@@ -86,7 +89,8 @@ def read_long(data: bytes, at: int) -> tuple[int, int]:
 def write_bytes(put: Put, value: Any) -> None:
     if not isinstance(value, bytes):
         raise Unencodable(f"Bytes are wanted, not {type(value).__name__}.")
-    write_long(put, len(value))
+    size = len(value)
+    put(_SMALL[size] if size < SMALL_MAX else long_bytes(size))
     put(value)
 
 
@@ -105,7 +109,8 @@ def write_string(put: Put, value: Any) -> None:
         encoded = value.encode()
     except UnicodeEncodeError as error:
         raise Unencodable("A string holds a lone surrogate.") from error
-    write_long(put, len(encoded))
+    size = len(encoded)
+    put(_SMALL[size] if size < SMALL_MAX else long_bytes(size))
     put(encoded)
 
 

@@ -24,6 +24,7 @@ class Draft:
         self._before = run
         self.context = context
         self._events: list[Event] = []
+        self._runs: list[Run] = []
         self._outputs: list[Output] = []
         self._cause: str | None = None
         self._answers_command = False
@@ -72,6 +73,7 @@ class Draft:
         self._cause, self._answers_command = None, False
         self._run = apply(self._run, event)
         self._events.append(event)
+        self._runs.append(self._run)
         return self._run
 
     def reject(self, command: CommandBody, reason: str, message: str = "") -> None:
@@ -108,4 +110,4 @@ class Draft:
         return ceiling - int(self.jitter() * (ceiling // 2))
 
     def done(self) -> Decided:
-        return Decided(tuple(self._events), tuple(self._outputs))
+        return Decided(tuple(self._events), tuple(self._outputs), tuple(self._runs))

@@ -171,7 +171,11 @@ Output: TypeAlias = SendTranscript | RefuseInput | Tell
 
 
 class Decided(Struct, frozen=True):
-    """The answer to an input: events to be applied in order, and outputs that are no state."""
+    """The answer to an input: events to be applied in order, and outputs that are no state.
+
+    ``runs``: the run after each event, as ``apply`` made it; whoever folds the events need not do it again.
+    """
 
     events: tuple[Event, ...] = ()
     outputs: tuple[Output, ...] = ()
+    runs: tuple[Run, ...] = ()

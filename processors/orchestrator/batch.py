@@ -256,8 +256,8 @@ class Batch:
         run = overlay.run(run_id)
         decided = decide(run, given, self._context(part, overlay, run, given))
         partition = part.owned.partition
-        for event in decided.events:
-            folded = fold_event(overlay, event)
+        for event, applied in zip(decided.events, decided.runs, strict=True):
+            folded = fold_event(overlay, event, applied)
             records.append((self._writer.event(partition, folded), True))
             records.extend((told, False) for told in self._writer.told(partition, folded))
         return decided.outputs

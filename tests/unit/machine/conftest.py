@@ -102,10 +102,11 @@ class Driver:
         )
         self.last = decide(self.run_or_none, given, context)
         self.records = []
-        for event in self.last.events:
+        for event, told in zip(self.last.events, self.last.runs, strict=True):
             before = self.run_or_none
             self.messages += appended(before, event)
             self.run_or_none = apply(before, event)
+            assert told == self.run_or_none
             self.events.append(event)
             self.records += project(before, event, self.run_or_none)
         if self.events:
