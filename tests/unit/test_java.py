@@ -80,8 +80,8 @@ def test_how_a_process_ended_is_told_when_it_has_ended(tmp_path: Path) -> None:
     with (tmp_path / "output").open("w") as log:
         asked = JavaProcess(["/bin/sh", "-c", "exit 7"], output=log)
         killed = JavaProcess(["/bin/sleep", "60"], output=log)
-    assert killed.exit_code is None
+    while_it_runs = killed.exit_code
     killed.signal(signal.SIGKILL)
     assert asked.wait(20)
     assert killed.wait(20)
-    assert (asked.exit_code, killed.exit_code) == (7, -signal.SIGKILL)
+    assert (while_it_runs, asked.exit_code, killed.exit_code) == (None, 7, -signal.SIGKILL)
