@@ -89,6 +89,7 @@ def _change(run: Run, event: ev.Event) -> Run:
         case ev.RunCreated():
             raise IllegalEvent("RunCreated for a run that exists")
         case ev.AgentPinned():
+            _only_queued(run, body)
             return replace(
                 run,
                 definition=body.definition,
@@ -99,13 +100,14 @@ def _change(run: Run, event: ev.Event) -> Run:
                 retry_at_ms=None,
             )
         case ev.RunWaiting():
+            _only_queued(run, body)
             return replace(
                 run, waiting_for=body.waiting_for, retry_at_ms=body.retry_at_ms, not_before_ms=None
             )
         case ev.TurnStarted():
             return _turn_started(run, body)
         case ev.TranscriptSent():
-            return replace(run, model=replace(_model(run), is_whole_sent=True))
+            return replace(run, model=replace(_model(run, body.request_id), is_whole_sent=True))
         case ev.ModelResponded():
             return _responded(run, body)
         case ev.ModelAttemptEnded():
@@ -120,6 +122,7 @@ def _change(run: Run, event: ev.Event) -> Run:
         case ev.SignalReceived():
             return replace(run, texts=(*run.texts, body.message))
         case ev.TurnResumed():
+            _only_queued(run, body)
             return replace(run, state=RunState.RUNNING, waiting_for=None)
         case ev.CommandRejected():
             return run
@@ -134,10 +137,16 @@ def _change(run: Run, event: ev.Event) -> Run:
     assert_never(body)
 
 
-def _model(run: Run) -> ModelCall:
-    if run.model is None:
-        raise IllegalEvent("no model request is pending")
-    return run.model
+def _only_queued(run: Run, body: ev.EventBody) -> None:
+    if run.state is not RunState.QUEUED:
+        raise IllegalEvent(f"{type(body).__name__} in {run.state}")
+
+
+def _model(run: Run, request_id: str) -> ModelCall:
+    model = run.model
+    if model is None or model.request_id != request_id or model.retry_at_ms is not None:
+        raise IllegalEvent(f"the model request {request_id} is not pending")
+    return model
 
 
 def _append(run: Run, message: bytes) -> Run:
@@ -152,7 +161,11 @@ def _append(run: Run, message: bytes) -> Run:
 def _turn_started(run: Run, body: ev.TurnStarted) -> Run:
     if run.definition is None:
         raise IllegalEvent("a turn can not start before the agent is pinned")
+    if run.model is not None and run.model.retry_at_ms is None:
+        raise IllegalEvent(f"turn {body.turn} while the model is asked for turn {run.turn}")
     if body.turn == run.turn + 1:
+        if run.turns_completed != run.turn or not all(call.is_done for call in run.calls):
+            raise IllegalEvent(f"turn {body.turn} before the end of turn {run.turn}")
         message = message_of(run, body)
         if run.turn == 0:
             start = start_digest(run.definition)
@@ -189,8 +202,7 @@ def _turn_started(run: Run, body: ev.TurnStarted) -> Run:
 
 
 def _responded(run: Run, body: ev.ModelResponded) -> Run:
-    if _model(run).request_id != body.request_id:
-        raise IllegalEvent("a response to another request")
+    _model(run, body.request_id)
     usage = body.usage
     run = replace(
         replace_estimate(run, body.request_id, usage),
@@ -209,9 +221,9 @@ def _attempt_ended(run: Run, body: ev.ModelAttemptEnded) -> Run:
     if body.code == DeclineReason.UNAVAILABLE:
         waiting_for = f"{agent_named(run.agent, run.version)} on some model-caller"
     # Not tried again, nothing is pending any more: its reservation must not be charged beside its usage.
-    model = None
+    pending, model = _model(run, body.request_id), None
     if body.retry_at_ms is not None:
-        model = replace(_model(run), retry_at_ms=body.retry_at_ms, waiting_for=waiting_for)
+        model = replace(pending, retry_at_ms=body.retry_at_ms, waiting_for=waiting_for)
     run = replace(run, model=model, failures=run.failures + counted)
     if body.is_estimated:
         return charge_estimate(run, body.request_id, body.usage)
@@ -274,6 +286,8 @@ def _closed(
 ) -> Run:
     match body:
         case ev.RunCompleted():
+            if run.model is not None:
+                raise IllegalEvent("a run can not be complete while the model is asked")
             state = RunState.COMPLETED
             closed = Closed(at_ms, output=body.output, stop_reason=body.stop_reason)
         case ev.RunFailed():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection, Mapping
 from typing import Final, TypeAlias, assert_never
 
 from msgspec.structs import replace
@@ -92,8 +93,8 @@ def change(run: Run, at_ms: int, body: CallEvent) -> Run:
     call = run.call(body.call_id)
     if call is None or body.turn != run.turn:
         raise IllegalEvent(f"{type(body).__name__} for call {body.call_id} of turn {body.turn}")
-    if call.is_done:
-        raise IllegalEvent(f"{type(body).__name__} for call {body.call_id}, which has its result")
+    if call.is_done or not run.is_under_way or call.phase not in PHASES.get(type(body), CallPhase):
+        raise IllegalEvent(f"{type(body).__name__} for call {body.call_id}, {call.phase} in {run.state}")
     run = _put(run, _waiting(run, _changed_call(call, at_ms, body), body))
     if isinstance(body, ev.ApprovalRequested):
         pending = Pending(body.call_id, body.kind, body.token, at_ms, body.deadline_ms)
@@ -112,8 +113,20 @@ def change(run: Run, at_ms: int, body: CallEvent) -> Run:
     return replace(run, state=resting_state(run))
 
 
+PHASES: Final[Mapping[type[CallEvent], Collection[CallPhase]]] = {
+    ev.ToolDispatched: {CallPhase.REQUESTED, CallPhase.RETRY_WAIT},
+    ev.ChildStarted: {CallPhase.REQUESTED},
+    ev.ReconciliationAsked: {CallPhase.AMBIGUOUS, CallPhase.RECONCILE_WAIT},
+    ev.ReconciliationAnswered: {CallPhase.RECONCILING},
+    ev.ApprovalRequested: {CallPhase.REQUESTED, CallPhase.AMBIGUOUS, CallPhase.AWAITING_DECISION},
+    ev.DecisionRecorded: {CallPhase.AWAITING_DECISION},
+}
+"""The phases of a call in which an event may follow; what speaks of an attempt needs one that is open."""
+
+
 def _requested(run: Run, body: ev.ToolCallRequested) -> Run:
-    if run.call(body.call_id) is not None or body.turn != run.turn or run.model is not None:
+    is_answered = body.turn == run.turn == run.turns_completed
+    if run.call(body.call_id) is not None or not is_answered or not run.is_under_way:
         raise IllegalEvent(f"call {body.call_id} can not be requested now")
     call = Call(body.call_id, body.index, body.tool, body.arguments, body.effect, body.idempotency_key)
     run = replace(run, calls=(*run.calls, call), seen_call_ids=run.seen_call_ids + hash_call_id(body.call_id))
@@ -143,6 +156,8 @@ def _changed_call(
 ) -> Call:
     match body:
         case ev.ToolDispatched():
+            if body.attempt != (call.attempt.number + 1 if call.attempt else 1):
+                raise IllegalEvent(f"attempt {body.attempt} of call {call.call_id} is not the next one")
             attempt = Attempt(body.attempt, body.request_id, at_ms, body.deadline_ms)
             return replace(
                 call,
@@ -168,6 +183,7 @@ def _changed_call(
             _attempt(call, body.attempt)
             return replace(call, phase=CallPhase.AMBIGUOUS, doubt=body.message)
         case ev.ReconciliationAsked():
+            _attempt(call, body.attempt)
             asked = Reconciliation(body.ask, body.request_id, at_ms, body.deadline_ms)
             return replace(call, phase=CallPhase.RECONCILING, reconciliation=asked, due_ms=None)
         case ev.ReconciliationAnswered():
@@ -203,8 +219,8 @@ COUNTED = frozenset(
 
 
 def _attempt(call: Call, number: int) -> Attempt:
-    if call.attempt is None or call.attempt.number != number:
-        raise IllegalEvent(f"attempt {number} of call {call.call_id} is not its newest")
+    if call.attempt is None or call.attempt.number != number or not call.attempt.is_open:
+        raise IllegalEvent(f"attempt {number} of call {call.call_id} is not its newest, or it is over")
     return call.attempt
 
 
