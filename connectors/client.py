@@ -215,12 +215,13 @@ class Client:
     def events(self, run_id: str, *, follow: bool = False, timeout_s: float | None = None) -> Iterator[Event]:
         """The run's history, in order. ``follow``: go on until the run has ended, or ``timeout_s`` is over.
 
-        An unknown run has no events; that is no error here, for its submit may be on its way.
+        An unknown run has no events; that is no error here, for its submit may be on its way. Of a purged
+        one only ``RunPurged`` is left.
         """
         give_up_s = self._deadline(timeout_s)
         ended = False
         with self._reader(RUN_EVENTS, run_id) as reader:
-            records: Iterable[Record] = reader.to_end()
+            records: Iterable[Record] = _not_deleted(reader.to_end(), run_id)
             while True:
                 for record in records:
                     if _is_of(record, run_id) and record.value is not None:
@@ -466,6 +467,12 @@ def _from_now(asked: Submit, clock: Clock) -> Submit:
 
 def _changes_nothing(event: Event) -> bool:
     return isinstance(event.body, CommandRejected | SurplusRecorded)
+
+
+def _not_deleted(records: Iterable[Record], run_id: str) -> list[Record]:
+    """The records of a run without those that were deleted later on."""
+    newest = {record.key: record for record in records if _is_of(record, run_id)}
+    return [record for record in newest.values() if record.value is not None]
 
 
 def _is_of(record: Record, run_id: str | None) -> bool:
