@@ -124,6 +124,9 @@ class Settings:
     finished_runs_retention: timedelta = timedelta(days=14)
     tool_concurrency: int = 64
     model_concurrency: int = 64
+    model_requests_per_min: int | None = None
+    model_input_tokens_per_min: int | None = None
+    model_output_tokens_per_min: int | None = None
     log_level: str = "info"
     kafka: Mapping[str, KafkaValue] = field(default_factory=dict[str, KafkaValue])
 
@@ -152,12 +155,23 @@ DESCRIPTIONS: Final[Mapping[str, str]] = MappingProxyType(
         "finished_runs_retention": "How long a run is kept after its last end, before it is purged.",
         "tool_concurrency": "Tool calls a worker makes at the same time.",
         "model_concurrency": "Model calls a worker makes at the same time.",
+        "model_requests_per_min": "Limit of the provider's key, of all workers together; none by default.",
+        "model_input_tokens_per_min": "The same, of tokens in that are not read from a cache.",
+        "model_output_tokens_per_min": "The same, of tokens out.",
         "log_level": f"One of {', '.join(LOG_LEVELS)}.",
         "kafka": "Passed through to every Kafka client.",
     }
 )
 
-_AT_LEAST_ONE: Final = ("partitions", "replication", "tool_concurrency", "model_concurrency")
+_AT_LEAST_ONE: Final = (
+    "partitions",
+    "replication",
+    "tool_concurrency",
+    "model_concurrency",
+    "model_requests_per_min",
+    "model_input_tokens_per_min",
+    "model_output_tokens_per_min",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from perdure.processors.orchestrator.forgetting import BlobForgetter, NothingToF
 from perdure.processors.orchestrator.host import Orchestrator, run_forever
 from perdure.processors.orchestrator.settings import OrchestratorSettings
 from perdure.processors.ports import ModelPort
+from perdure.processors.rate_limits import RateLimiter, RateLimits
 from perdure.processors.runner import AsyncRunner
 from perdure.processors.store_rocks import RocksStores
 from perdure.processors.tool_executor import ToolExecutor
@@ -183,6 +184,15 @@ def _model_work(means: Means, slot: Slot, definitions: KnownDefinitions) -> Work
         means.entropy,
         means.log.producer(names.client_id(Role.MODEL_CALLER, slot.name, "deltas")),
         names.topic(RUN_DELTAS),
+        RateLimiter(_rate_limits(means.settings), means.partitions, means.clock),
+    )
+
+
+def _rate_limits(settings: Settings) -> RateLimits:
+    return RateLimits(
+        settings.model_requests_per_min,
+        settings.model_input_tokens_per_min,
+        settings.model_output_tokens_per_min,
     )
 
 

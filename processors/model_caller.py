@@ -20,6 +20,13 @@ from perdure.processors.executor.work import Claim, Lane, Prepared, Request, Unr
 from perdure.processors.headers import RequestIdentity, identity_of, parse_headers
 from perdure.processors.machine.transcript import extend_digest, start_digest
 from perdure.processors.ports import DefinitionSource, ModelInvocation, ModelPort
+from perdure.processors.rate_limits import (
+    BYTES_PER_TOKEN,
+    PAUSE_S_DEFAULT,
+    RATE_LIMITED,
+    Cost,
+    RateLimiter,
+)
 from perdure.processors.transcripts import Transcripts
 from perdure.schemas import codec
 from perdure.schemas.canonical import NotJson, loads_json
@@ -38,7 +45,9 @@ REPLY_BYTES_MAX: Final = PAYLOAD_BYTES_MAX - (16 << 10)
 DELTAS_MAX: Final = 10_000
 """Pieces that wait to be written; beyond that the oldest are dropped: viewers only."""
 DELTAS_FLUSH_S: Final = 1.0
+SIZES_MAX: Final = 1_000
 CHUNKS_MAX: Final = 4_096
+LANE: Final = Lane("the provider's key")
 TRANSCRIPT_MISMATCH: Final = "transcript_mismatch"
 
 
@@ -82,7 +91,7 @@ class ModelCaller:
     """See :class:`perdure.processors.executor.work.Work`.
 
     ``deltas``: a producer of its own, and ``deltas_topic`` the full name of run-deltas. A delta that can
-    not be written is dropped: it is never state.
+    not be written is dropped: it is never state. ``limiter``: of the provider's key.
     """
 
     def __init__(
@@ -93,6 +102,7 @@ class ModelCaller:
         entropy: Entropy,
         deltas: Producer,
         deltas_topic: str,
+        limiter: RateLimiter | None = None,
     ) -> None:
         self._model = model
         self._definitions = definitions
@@ -100,6 +110,8 @@ class ModelCaller:
         self._entropy = entropy
         self._deltas = deltas
         self._deltas_topic = deltas_topic
+        self._limiter = limiter
+        self._sizes: dict[str, int] = {}
         self._pieces: deque[_Piece] = deque(maxlen=DELTAS_MAX)
         self._assemblies: dict[int, dict[str, _Assembly]] = {}
 
@@ -164,13 +176,43 @@ class ModelCaller:
         message = clipped(f"this worker has not read agent definition {asked.definition}")
         return Declined(DeclineReason.UNAVAILABLE, message)
 
-    def lane(self, request: Request) -> Lane | None:  # noqa: ARG002 - the protocol's name
-        return None
+    def lane(self, request: Request) -> Lane | None:  # noqa: ARG002 - one key, one lane
+        return None if self._limiter is None else LANE
 
-    def has_room(self, request: Request, running: int) -> bool:  # noqa: ARG002 - the protocol's names
-        return True
+    def has_room(self, request: Request, running: int) -> bool:  # noqa: ARG002 - slots bound that
+        return self._limiter is None or self._limiter.has_room(self._cost(request))
 
-    def hold(self, partitions: int) -> None: ...
+    def hold(self, partitions: int) -> None:
+        if self._limiter is not None:
+            self._limiter.hold(partitions)
+
+    def _cost(self, request: Request) -> Cost:
+        """The estimate: what is new in the transcript, for the rest is read from the provider's cache."""
+        asked = _asked(request)
+        size = sum(map(len, asked.messages))
+        if asked.is_whole or asked.base_digest == start_digest(asked.definition):
+            size += self._prefix_size(asked.definition)
+        return Cost(size // BYTES_PER_TOKEN + 1, asked.max_tokens)
+
+    def _prefix_size(self, digest: str) -> int:
+        """Roughly the bytes of what stands before the transcript: asked often, so it is counted once."""
+        known = self._sizes.get(digest)
+        if known is None:
+            definition = self._definitions.by_digest(digest)
+            known = 0 if definition is None else len(definition.system) + len(str(definition.tools))
+            if len(self._sizes) >= SIZES_MAX:
+                self._sizes.clear()
+            self._sizes[digest] = known
+        return known
+
+    def _tell(self, cost: Cost, answer: ModelReplied | ModelFailed) -> None:
+        if self._limiter is None:
+            return
+        pause_s: float | None = None
+        if isinstance(answer, ModelFailed) and answer.code == RATE_LIMITED:
+            wanted_ms = answer.retry_after_ms
+            pause_s = PAUSE_S_DEFAULT if wanted_ms is None else wanted_ms / 1000
+        self._limiter.tell(cost, answer.usage, pause_s)
 
     def prepare(self, request: Request) -> Prepared | ResultBody:
         asked = _asked(request)
@@ -196,8 +238,14 @@ class ModelCaller:
         )
         on_delta = self._listener(asked, request.partition, invocation_id)
 
+        cost = self._cost(request)
+        if self._limiter is not None:
+            self._limiter.take(cost)
+
         async def run(abort: AbortSignal) -> ResultBody:
-            return recordable(await self._model.invoke(invocation, abort, on_delta))
+            answer = await self._model.invoke(invocation, abort, on_delta)
+            self._tell(cost, answer)
+            return recordable(answer)
 
         def failed(kind: FailureKind, message: str) -> ResultBody:
             # Nobody waits for the answer to a cancelled execution; all else may be tried again.

@@ -29,6 +29,7 @@ from perdure.processors.machine.inputs import MachineSettings
 from perdure.processors.machine.schedule import next_due_ms
 from perdure.processors.offset_map import empty_map
 from perdure.processors.orchestrator.settings import OrchestratorSettings
+from perdure.processors.rate_limits import RateLimits
 from perdure.processors.store_memory import MemoryStores
 from perdure.schemas.commands import Command, CommandBody
 from perdure.schemas.outputs import DeadLetter
@@ -72,6 +73,7 @@ class TestBed:
         machine: limits of the machine, such as ``approval_timeout_ms``.
         executor: limits of the executors.
         blobs: where large results are kept whole; by default nowhere.
+        rates: limits of the provider's key.
         running_runs_max: runs per partition that may be running or awaiting tools.
 
     Raises, from whatever makes time pass: :class:`~perdure.testing.history.BrokenPromise`,
@@ -90,6 +92,7 @@ class TestBed:
         machine: MachineSettings | None = None,
         executor: ExecutorSettings | None = None,
         blobs: BlobStore | None = None,
+        rates: RateLimits | None = None,
         running_runs_max: int = RUNNING_RUNS_MAX_DEFAULT,
     ) -> None:
         app = as_app(agents if isinstance(agents, (Agent, App)) else list(agents))
@@ -121,6 +124,7 @@ class TestBed:
             ),
             executor=executor or ExecutorSettings(),
             blobs=blobs,
+            rates=rates or RateLimits(),
         )
         self._agents = tuple(app.agents)
         settings = Settings(namespace=NAMES.prefix, partitions=partitions)

@@ -22,6 +22,7 @@ from perdure.processors.model_caller import ModelCaller
 from perdure.processors.orchestrator.host import Orchestrator
 from perdure.processors.orchestrator.settings import OrchestratorSettings
 from perdure.processors.ports import ModelPort, Prices
+from perdure.processors.rate_limits import RateLimiter, RateLimits
 from perdure.processors.store_memory import MemoryStores
 from perdure.processors.tool_executor import ToolExecutor
 from perdure.processors.transcripts import MemoryTranscripts, Transcripts
@@ -32,6 +33,7 @@ from perdure.topics.model_log import ModelLog
 from perdure.topics.table import RUN_DELTAS, Namespace, Role
 
 DRAIN_STEPS_MAX: Final = 2_000
+NO_LIMITS: Final = RateLimits()
 
 
 class Died(BaseException):
@@ -54,6 +56,7 @@ class World:
     orchestrator: OrchestratorSettings
     executor: ExecutorSettings
     blobs: BlobStore | None = None
+    rates: RateLimits = NO_LIMITS
     open_log: Callable[[ModelCluster], ModelLog] = ModelLog
     open_transcripts: Callable[[], Transcripts] = MemoryTranscripts
     prices: Prices | None = None
@@ -141,6 +144,7 @@ class ExecutorWorker(Worker):
             work = ModelCaller(
                 world.model, definitions, world.open_transcripts(), world.entropy,
                 deltas, world.names.topic(RUN_DELTAS),
+                RateLimiter(world.rates, world.orchestrator.partitions, world.clock),
             )  # fmt: skip
         else:
             self._tools = FunctionTools(world.agents, definitions=definitions, clock=world.clock)

@@ -7,9 +7,11 @@ import asyncio
 import pytest
 
 from perdure import Agent, tool
-from perdure.processors.tool_executor import WAITING_MAX
+from perdure.processors import tool_executor
 from perdure.schemas.events import ToolAttemptEnded
 from perdure.testing import ScriptedModel, TestBed, calls, use
+
+WAITING_MAX = 10
 
 
 class Counter:
@@ -17,11 +19,12 @@ class Counter:
         self.now = self.most = self.calls = 0
 
 
-@pytest.mark.parametrize("runs", [5, WAITING_MAX + 20])
-def test_runs_that_flood_one_tool_all_end(runs: int) -> None:
+@pytest.mark.parametrize("runs", [5, WAITING_MAX + 10])
+def test_runs_that_flood_one_tool_all_end(runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two at a time; those that find too many before them come again by a durable timer. None fails, and
     each call is made once.
     """
+    monkeypatch.setattr(tool_executor, "WAITING_MAX", WAITING_MAX)
     counter = Counter()
 
     @tool(effect="non_idempotent", concurrency_max=2)
