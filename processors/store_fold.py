@@ -29,9 +29,9 @@ from perdure.processors.store_rows import (
     timed_key,
     u64_from,
 )
-from perdure.schemas.events import Event, ModelResponded, RunPurged, ToolCompleted
+from perdure.schemas.events import Event, ModelResponded, RunPurged, SurplusRecorded, ToolCompleted
 from perdure.schemas.keys import source_of
-from perdure.schemas.values import Struct
+from perdure.schemas.values import ResultSource, Struct
 
 SOMETIME_MS: Final = (1 << 63) - 1
 
@@ -66,6 +66,8 @@ def fold_event(overlay: Overlay, event: Event, applied: Run | None = None) -> Fo
         overlay.put_cause(run_id, event.cause, event.seq, is_command=event.answers_command)
     if isinstance(event.body, ToolCompleted):
         _put_result(overlay, run_id, event.body)
+    elif isinstance(event.body, SurplusRecorded) and event.body.content is not None:
+        _put_late_result(overlay, after, event.body)
     if isinstance(event.body, ModelResponded):
         overlay.put_turn(run_id, event.body.turn, after.message_count)
     source = source_of(run_id) if before is None else None
@@ -141,6 +143,15 @@ def _put_result(overlay: Overlay, run_id: str, body: ToolCompleted) -> None:
     digest = hashlib.sha256(body.content).digest()
     row = ResultRow(body.attempt, body.is_error, body.source, digest)
     overlay.put(result_key(run_id, body.turn, body.call_id), pack(row))
+
+
+def _put_late_result(overlay: Overlay, run: Run, body: SurplusRecorded) -> None:
+    """A late result that took the place of a synthetic one is the call's result."""
+    call = run.call(body.call_id)
+    if call is not None and call.is_done and call.content is not None:
+        digest = hashlib.sha256(call.content).digest()
+        row = ResultRow(body.attempt, call.is_error, ResultSource.EXECUTED, digest)
+        overlay.put(result_key(run.run_id, body.turn, body.call_id), pack(row))
 
 
 def _index(overlay: Overlay, before: Run | None, after: Run | None) -> None:

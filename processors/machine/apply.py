@@ -172,6 +172,7 @@ def _turn_started(run: Run, body: ev.TurnStarted) -> Run:
             run = replace(run, base_digest=start, digest=start, input=None)
         if message:
             run = _append(run, message)
+        run = calls.leave_loose(run)
     elif body.turn != run.turn or body.attempt != run.attempts + 1 or run.turns_completed >= run.turn:
         raise IllegalEvent(f"turn {body.turn} attempt {body.attempt} after turn {run.turn}")
     elif body.texts:
@@ -239,6 +240,8 @@ def _surplus(run: Run, at_ms: int, body: ev.SurplusRecorded) -> Run:
         run = calls.keep_late(run, body.call_id, body.content, is_error=body.is_error)
     if body.kind == "Started":
         return calls.claim_attempt(run, body.request_id, at_ms)
+    if body.told is not None:
+        run = replace(run, texts=(*run.texts, body.told))
     return calls.close_attempt(run, body.request_id) if body.closes_attempt else run
 
 

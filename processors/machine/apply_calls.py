@@ -15,6 +15,7 @@ from perdure.processors.machine.state import (
     Attempt,
     Call,
     CallPhase,
+    LooseEnd,
     Pending,
     Reconciliation,
     Run,
@@ -22,9 +23,11 @@ from perdure.processors.machine.state import (
 )
 from perdure.schemas import events as ev
 from perdure.schemas.recipient import digest_of
-from perdure.schemas.values import DeclineReason, ResultSource, RunState
+from perdure.schemas.values import DeclineReason, Effect, ResultSource, RunState, Verdict
 
 CALL_ID_HASH_BYTES: Final = 8
+LOOSE_ENDS_MAX: Final = 16
+"""How many calls of earlier turns are remembered, of which more may be heard."""
 CHILD_GRACE_MS: Final = 60_000
 """How long after its deadline a child may still be heard of."""
 
@@ -64,8 +67,23 @@ def resting_state(run: Run) -> RunState:
 
 
 def close_attempt(run: Run, request_id: str) -> Run:
-    """Mark the attempt with this request id as over, if it is still open."""
-    return _changed_open_attempt(run, request_id, is_open=False)
+    """Mark the attempt with this request id as over: nothing more is to be heard of it."""
+    run = replace(run, loose=tuple(end for end in run.loose if end.request_id != request_id))
+    for call in run.calls:
+        if call.attempt is not None and call.attempt.request_id == request_id:
+            attempt = replace(call.attempt, is_open=False)
+            return _put(run, replace(call, attempt=attempt, is_given_up=False))
+    return run
+
+
+def leave_loose(run: Run) -> Run:
+    """Remember the calls of the turn that is over of which more may be heard."""
+    left = (
+        LooseEnd(call.call_id, call.tool, call.attempt.request_id)
+        for call in run.calls
+        if call.attempt is not None and (call.attempt.is_open or call.is_given_up)
+    )
+    return replace(run, loose=(*run.loose, *left)[-LOOSE_ENDS_MAX:])
 
 
 def claim_attempt(run: Run, request_id: str, at_ms: int) -> Run:
@@ -81,9 +99,14 @@ def _changed_open_attempt(run: Run, request_id: str, **changes: int | bool) -> R
 
 
 def keep_late(run: Run, call_id: str, content: bytes, *, is_error: bool) -> Run:
-    """Keep what a tool answered after its run had ended."""
+    """Keep what a tool answered after its run had ended, or after a synthetic result had taken its place."""
     call = run.call(call_id)
-    return run if call is None else _put(run, replace(call, late_content=content, is_late_error=is_error))
+    if call is None:
+        return run
+    if not call.is_synthetic:
+        return _put(run, replace(call, late_content=content, is_late_error=is_error))
+    run = _put(run, replace(call, content=content, is_error=is_error, is_synthetic=False))
+    return learn(run, call_id, content, is_error=is_error)
 
 
 def change(run: Run, at_ms: int, body: CallEvent) -> Run:
@@ -178,6 +201,7 @@ def _changed_call(
                 attempt=replace(_attempt(call, body.attempt), is_open=False),
                 due_ms=body.retry_at_ms,
                 failures=call.failures + (1 if body.reason in COUNTED else 0),
+                may_have_run=call.may_have_run or _may_have_run(call, body.reason),
             )
         case ev.ToolAmbiguous():
             _attempt(call, body.attempt)
@@ -198,7 +222,8 @@ def _changed_call(
             return replace(call, phase=CallPhase.AWAITING_DECISION, due_ms=None, recipient=recipient)
         case ev.DecisionRecorded():
             arguments = call.arguments if body.arguments is None else body.arguments
-            return replace(call, phase=CallPhase.REQUESTED, arguments=arguments)
+            is_given_up = body.verdict is Verdict.GIVE_UP
+            return replace(call, phase=CallPhase.REQUESTED, arguments=arguments, is_given_up=is_given_up)
         case _:
             assert_never(body)
 
@@ -212,6 +237,13 @@ def _waiting(run: Run, call: Call, body: CallEvent) -> Call:
     return call if call.waiting_for == waiting_for else replace(call, waiting_for=waiting_for)
 
 
+def _may_have_run(call: Call, reason: str) -> bool:
+    """Whether an attempt that ended so may have done what it was asked."""
+    return reason in UNKNOWN or (reason == "suspect" and call.effect is not Effect.NON_IDEMPOTENT)
+
+
+UNKNOWN = frozenset({"deadline", "aborted", "connection", "exception", "watchdog"})
+"""Reasons of ended attempts that do not tell whether they were executed."""
 COUNTED = frozenset(
     {"not_executed", "deadline", "aborted", "connection", "exception", "watchdog", "undecodable"}
 )
@@ -241,5 +273,11 @@ def _completed(call: Call, body: ev.ToolCompleted) -> Call:
     if attempt is not None and body.source is not ResultSource.SYNTHETIC:
         attempt = replace(attempt, is_open=False)
     return replace(
-        call, phase=CallPhase.DONE, attempt=attempt, due_ms=None, content=body.content, is_error=body.is_error
+        call,
+        phase=CallPhase.DONE,
+        attempt=attempt,
+        due_ms=None,
+        content=body.content,
+        is_error=body.is_error,
+        is_synthetic=body.source is ResultSource.SYNTHETIC,
     )

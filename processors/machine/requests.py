@@ -23,6 +23,7 @@ from perdure.schemas.limits import JSON_DEPTH_MAX
 from perdure.schemas.values import BlobRef, Effect, PendingKind, ResultSource
 
 NOT_STARTED: Final = "The run ended before this call was started, so it was not executed."
+MAY_HAVE_RUN: Final = "The run ended while this call was under way; it may or may not have been executed."
 LOOP_NOTICE: Final = (
     "This call was not executed: the same call has been made before, again and again, and it failed or "
     "changed nothing. Repeating it will not help. Use what is known, try another way, or say what is missing."
@@ -148,6 +149,11 @@ def _sayable(value: JsonValue) -> JsonValue:
             return [block for block in value if isinstance(block, dict) and not is_blank(block)] or NO_OUTPUT
         case _:
             return canonical_json(value).decode()
+
+
+def unfinished_text(call: Call) -> str:
+    """What is known of a call without an open attempt that will not be tried again."""
+    return MAY_HAVE_RUN if call.may_have_run else NOT_STARTED
 
 
 def answer_error(draft: Draft, call_id: str, message: str, source: ResultSource) -> None:

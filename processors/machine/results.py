@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from perdure.processors.machine import ambiguity
 from perdure.processors.machine.draft import Draft
-from perdure.processors.machine.requests import NOT_STARTED, answer, answer_error, dispatch, stored_content
+from perdure.processors.machine.late import record_late
+from perdure.processors.machine.requests import answer, answer_error, dispatch, unfinished_text
 from perdure.processors.machine.state import Call, CallPhase
 from perdure.processors.machine.surplus import record_surplus
 from perdure.processors.machine.turns import advance
 from perdure.schemas import events as ev
 from perdure.schemas import results as rs
-from perdure.schemas.values import Answer, DeclineReason, Effect, FailureKind, ResultSource, RunState
+from perdure.schemas.values import Answer, DeclineReason, Effect, FailureKind, ResultSource
 
 IN_DOUBT = frozenset(
     {CallPhase.AMBIGUOUS, CallPhase.RECONCILING, CallPhase.RECONCILE_WAIT, CallPhase.AWAITING_DECISION}
@@ -22,7 +23,7 @@ def decide_tool_result(draft: Draft, result: rs.Result) -> None:
     run = draft.run
     call = run.call(result.call_id) if result.turn == run.turn else None
     if call is None or call.is_done or not run.is_under_way:
-        _late(draft, result, call)
+        record_late(draft, result, call)
         return
     asked = call.reconciliation
     if asked is not None and asked.request_id == result.request_id:
@@ -30,52 +31,9 @@ def decide_tool_result(draft: Draft, result: rs.Result) -> None:
     elif call.attempt is not None and call.attempt.request_id == result.request_id and call.attempt.is_open:
         _attempt(draft, call, result)
     else:
-        _late(draft, result, call)
+        record_late(draft, result, call)
         return
     advance(draft)
-
-
-def _late(draft: Draft, result: rs.Result, call: Call | None) -> None:
-    """Nothing may change; what an executor did is recorded all the same."""
-    body = result.body
-    is_open = (
-        call is not None
-        and call.attempt is not None
-        and call.attempt.is_open
-        and call.attempt.request_id == result.request_id
-    )
-    closes = is_open and call is not None and _is_definite(call, body)
-    is_claim = is_open and isinstance(body, rs.Started)  # else a suspect would mean "not started"
-    if not closes and not is_claim and not isinstance(body, (rs.Completed, rs.Failed, rs.Reconciled)):
-        return
-    run = draft.run
-    reason = "late" if run.is_under_way else "queued" if run.state is RunState.QUEUED else "terminal"
-    if is_open and isinstance(body, rs.Completed) and not run.is_under_way:
-        content, is_unreadable = stored_content(body.content)
-        record_surplus(
-            draft,
-            result,
-            reason,
-            closes_attempt=True,
-            content=content,
-            is_error=body.is_error or is_unreadable,
-        )
-    else:
-        record_surplus(draft, result, reason, closes_attempt=closes)
-
-
-def _is_definite(call: Call, body: rs.ResultBody) -> bool:
-    """Whether nothing more can come of an attempt that ended so."""
-    match body:
-        case rs.Completed() | rs.Declined() | rs.Undecodable():
-            return True
-        case rs.Failed():
-            return body.kind in {FailureKind.NOT_EXECUTED, FailureKind.OUTPUT}
-        case rs.Suspect():  # only where a claim stands before every execution
-            is_claimed = call.attempt is not None and call.attempt.started_ms is not None
-            return call.effect is Effect.NON_IDEMPOTENT and not is_claimed
-        case _:
-            return False
 
 
 def _attempt(draft: Draft, call: Call, result: rs.Result) -> None:
@@ -146,7 +104,12 @@ def _declined(draft: Draft, call: Call, body: rs.Declined) -> None:
     attempt = call.attempt
     assert attempt is not None
     if body.reason is DeclineReason.CANCELLED:  # asked for by an execution that has ended
-        answer_error(draft, call.call_id, NOT_STARTED, ResultSource.SYNTHETIC)
+        draft.emit(
+            ev.ToolAttemptEnded(
+                draft.run.turn, call.call_id, attempt.number, str(body.reason), body.message, None
+            )
+        )
+        answer_error(draft, call.call_id, unfinished_text(call), ResultSource.SYNTHETIC)
         return
     is_unavailable = body.reason is DeclineReason.UNAVAILABLE
     delay_ms = draft.unavailable_ms(attempt.number - 1 - call.failures)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from perdure.processors.machine import ambiguity
 from perdure.processors.machine.draft import Draft
 from perdure.processors.machine.messages import clean_text
-from perdure.processors.machine.requests import NOT_STARTED, answer, answer_error
+from perdure.processors.machine.requests import MAY_HAVE_RUN, answer, answer_error, unfinished_text
 from perdure.processors.machine.room import has_room_for
 from perdure.processors.machine.schedule import wants_slot
 from perdure.processors.machine.state import Call, Run
@@ -15,7 +15,6 @@ from perdure.schemas import events as ev
 from perdure.schemas.values import Effect, ResultSource, RunState
 
 CONTINUE = "Continue."
-MAY_HAVE_RUN = "The run ended while this call was under way; it may or may not have been executed."
 
 
 def resume_fault(draft: Draft, body: cmd.Resume) -> str | None:
@@ -91,7 +90,7 @@ def _take_up(draft: Draft, call: Call) -> None:
     if call.late_content is not None:
         answer(draft, call.call_id, call.late_content, ResultSource.EXECUTED, is_error=call.is_late_error)
     elif attempt is None or not attempt.is_open:
-        answer_error(draft, call.call_id, NOT_STARTED, ResultSource.SYNTHETIC)
+        answer_error(draft, call.call_id, unfinished_text(call), ResultSource.SYNTHETIC)
     elif call.effect is not Effect.NON_IDEMPOTENT:
         answer_error(draft, call.call_id, MAY_HAVE_RUN, ResultSource.SYNTHETIC)
     else:

@@ -14,6 +14,8 @@ from perdure.schemas.values import BlobRef
 
 RESULTS_BYTES_MAX: Final = 2 << 20
 """Of all results of one turn together."""
+HEAD_CHARS_TOLD: Final = 4 << 10
+"""Of a result that came too late to be one."""
 HEAD_BYTES_MIN: Final = 4 << 10
 """What every result may take, however much the others took."""
 TEXTS_BYTES_MAX: Final = 256 << 10
@@ -42,6 +44,12 @@ def has_room_for(run: Run, text: str) -> bool:
     """Whether the next request can carry one more message of a person."""
     texts = sum(len(dumps_verbatim(each)) for each in (*run.texts, text))
     return texts <= TEXTS_BYTES_MAX and texts + sum(map(len, run.tail)) <= TAIL_BYTES_MAX
+
+
+def head_text(content: bytes) -> str:
+    """The beginning of a result as text, for a message that only speaks of it."""
+    text = _text_of(content)
+    return text if len(text) <= HEAD_CHARS_TOLD else f"{text[:HEAD_CHARS_TOLD]} [cut]"
 
 
 def _text_of(content: bytes) -> str:

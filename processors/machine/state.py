@@ -59,6 +59,8 @@ class Call(Struct, frozen=True):
     attempts that ended in a failure (declined ones do not count). ``late_content``: what the tool answered
     after its run had ended. ``child``: id of the run that answers it. ``waiting_for``: what no worker had,
     until it is asked for again. ``recipient``: digest of the one that was shown to a person, empty: none was.
+    ``is_synthetic``: its result only says what is not known. ``may_have_run``: an attempt ended in a way that
+    does not tell. ``is_given_up``: a person did not know either.
     """
 
     call_id: str
@@ -80,6 +82,9 @@ class Call(Struct, frozen=True):
     child: str | None = None
     waiting_for: str | None = None
     recipient: bytes = b""
+    is_synthetic: bool = False
+    may_have_run: bool = False
+    is_given_up: bool = False
 
     @property
     def is_done(self) -> bool:
@@ -88,6 +93,14 @@ class Call(Struct, frozen=True):
     @property
     def awaits_decision(self) -> bool:
         return self.phase is CallPhase.AWAITING_DECISION
+
+
+class LooseEnd(Struct, frozen=True):
+    """A call whose turn is over, and of which more may be heard."""
+
+    call_id: str
+    tool: str
+    request_id: str
 
 
 class Pending(Struct, frozen=True):
@@ -177,6 +190,7 @@ class Run(Struct, frozen=True):
     ``failures``: model attempts of this execution that ended without a message. ``attempts``: of the current
     turn. ``usage`` holds ``estimates``, what was charged for attempts whose usage is not known yet.
     ``last_input_tokens``: of the last response, all kinds. ``texts``: what the next turn tells the model.
+    ``loose``: the newest LOOSE_ENDS_MAX calls of earlier turns whose attempts were left open.
     ``repair_turn``: in which this execution's answer was to be mended, 0: none.
     ``window``: the newest calls, for repetition. ``interceptions``: calls answered instead of executed.
     ``parent``: the call that this run answers. ``shared``: what it has of the run it was forked from.
@@ -220,6 +234,7 @@ class Run(Struct, frozen=True):
     interceptions: int = 0
     closed: Closed | None = None
     repair_turn: int = 0
+    loose: tuple[LooseEnd, ...] = ()
     is_purged: bool = False
     parent: Parent | None = None
     shared: Shared | None = None

@@ -19,11 +19,13 @@ def record_surplus(
     closes_attempt: bool = False,
     content: bytes | None = None,
     is_error: bool = False,
+    told: str | None = None,
 ) -> None:
     """Record a late, repeated or superseded result. Its usage counts, in place of an estimate if there is
     one.
 
-    ``content``: keep it as the call's late answer. ``closes_attempt``: the attempt is known to be over.
+    ``content``: keep it as the call's answer. ``told``: tell the model so.
+    ``closes_attempt``: the attempt is known to be over.
     """
     body = result.body
     answered = body.content if isinstance(body, (rs.Completed, rs.ModelReplied, rs.Reconciled)) else None
@@ -42,5 +44,6 @@ def record_surplus(
             content=content,
             is_error=is_error,
             closes_attempt=closes_attempt,
+            told=told,
         )
     )

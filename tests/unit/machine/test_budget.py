@@ -140,7 +140,7 @@ def test_a_budget_of_ten_thousand_holds_under_kills_retries_and_resumes(start: C
     """1,000 seeded runs of a model that uses about 3,000 tokens a turn: never more than the budget."""
     for seed in range(1_000):
         chance = random.Random(seed)
-        driver = start(Budget(input_tokens=10_000, output_tokens=10_000, cost_nano_usd=200_000_000))
+        driver = start(Budget(10_000, 10_000, 10_000, 10_000, 200_000_000))
         for _ in range(40):
             within(driver)
             if driver.run.state.is_terminal:
@@ -160,7 +160,10 @@ def test_a_budget_of_ten_thousand_holds_under_kills_retries_and_resumes(start: C
 
 
 def _model_step(driver: Any, chance: random.Random, model: Any) -> None:
-    used = Usage(min(2_500, model.reserved.input_tokens), chance.randrange(min(600, model.max_tokens) + 1))
+    kinds = [0, 0, 0]  # what of the input was new, written to a cache, read from one
+    kinds[chance.randrange(3)] = min(2_500, model.reserved.input_tokens)
+    fresh, created, cached = kinds
+    used = Usage(fresh, chance.randrange(min(600, model.max_tokens) + 1), created, cached)
     match chance.randrange(5):
         case 0:
             driver.model_result(rs.Suspect())
