@@ -83,9 +83,9 @@ class Timeline:
                 return _Line("✗", "refused", f"{kind}: {reason}", DOUBT, is_inner=False)
             case ev.RunPurged():
                 return _Line("∅", "purged", "history deleted, id stays used", QUIET, is_inner=False)
-            case ev.SurplusRecorded(call_id=call_id, kind=kind, reason=reason):
+            case ev.SurplusRecorded(call_id=call_id, kind=kind, reason=reason) as body:
                 what = self._tools.get(call_id, "model")
-                return _Line("·", "surplus", f"{what}: {kind} ({reason}); changes nothing", QUIET)
+                return _Line("·", "surplus", f"{what}: {kind} ({reason}); {_use_of(body)}", QUIET)
             case _:
                 return _of_call(body, self._tools.get(body.call_id, body.call_id), run_id)
 
@@ -240,6 +240,13 @@ def _whole(run_id: str, body: ev.ToolCompleted) -> str:
     if body.blob is None:
         return ""
     return f"({body.blob.size} bytes, whole: perdure blob get {run_id} {excerpt(body.call_id)}) "
+
+
+def _use_of(body: ev.SurplusRecorded) -> str:
+    """What becomes of a late result."""
+    if body.told is not None:
+        return "the model is told of it"
+    return "changes no state" if body.content is None else "kept as the call's result"
 
 
 def _plain(data: bytes) -> str:

@@ -125,3 +125,19 @@ def test_usage_counts_cached_tokens_as_input() -> None:
     """Tokens read from and written to the cache are input; money is shown in dollars."""
     assert usage_text(Usage(1, 2, 10, 100, 1_234_500_000)) == "111 in, 2 out, $1.2345"
     assert usage_text(Usage()) == ""
+
+
+@pytest.mark.parametrize(
+    ("late", "use"),
+    [
+        (ev.SurplusRecorded(1, "c", 1, "q", "Failed", "late"), "changes no state"),
+        (
+            ev.SurplusRecorded(1, "c", 1, "q", "Completed", "terminal", content=b'"x"'),
+            "kept as the call's result",
+        ),
+        (ev.SurplusRecorded(1, "c", 1, "q", "Completed", "late", told="x"), "the model is told of it"),
+    ],
+)
+def test_what_becomes_of_a_late_result_is_said(late: ev.SurplusRecorded, use: str) -> None:
+    """Recorded only, kept as the call's result, or told as text."""
+    assert use in shown([late])[0]
