@@ -34,13 +34,17 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A store, another view of the same place, one that nobody reaches, and a way to spoil what is stored."""
+    """A store, another view of the same place, one that nobody reaches, and a way to spoil what is stored.
+
+    ``writers``: how many may write one object at a time. The pretended bucket answers 500 to some of several.
+    """
 
     store: BlobStore
     again: BlobStore
     unreachable: BlobStore
     spoil: Callable[[str, bytes], None]
     names: Callable[[], list[str]]
+    writers: int
 
 
 @pytest.fixture(scope="session")
@@ -68,6 +72,7 @@ def _folder(tmp_path: Path) -> Place:
         FolderBlobs(tmp_path / "file" / "below"),
         spoil,
         lambda: sorted(str(each.relative_to(folder)) for each in folder.rglob("*") if each.is_file()),
+        8,
     )
 
 
@@ -92,6 +97,7 @@ def _bucket(s3_url: str, prefix: str) -> Place:
         S3Blobs(BUCKET, prefix, endpoint_url=nobody, **access),
         spoil,
         names,
+        1,
     )
 
 
@@ -138,9 +144,8 @@ def test_a_run_of_any_name_stays_within_the_store(place: Place) -> None:
 def test_many_writers_of_one_blob_leave_it_whole(place: Place) -> None:
     """Workers may store the same result at the same time; nothing of it is left half written."""
     data = b"x" * MIB
-    # Few at a time: the pretended bucket is one process, and a slow machine must not look like an outage.
-    with ThreadPoolExecutor(3) as pool:
-        refs = list(pool.map(lambda _: place.store.put("run-1", data, TEXT), range(9)))
+    with ThreadPoolExecutor(place.writers) as pool:
+        refs = list(pool.map(lambda _: place.store.put("run-1", data, TEXT), range(16)))
     assert len({ref.uri for ref in refs}) == 1
     assert place.again.get(refs[0].uri) == data
     assert len(place.names()) == 1
