@@ -197,6 +197,7 @@ def _rate_limits(settings: Settings) -> RateLimits:
 
 
 def _run_executor(role: Role, means: Means, slot: Slot, work: Work, slots: int) -> int:
+    watchdog = ThreadWatchdog(means.clock, means.on_hang)
     executor = Executor(
         means.log,
         work,
@@ -206,6 +207,7 @@ def _run_executor(role: Role, means: Means, slot: Slot, work: Work, slots: int) 
         worker=slot.name,
         namespace=means.namespace,
         settings=ExecutorSettings(slots=slots),
+        watchdog=watchdog,
     )
     is_told = False
     try:
@@ -217,4 +219,5 @@ def _run_executor(role: Role, means: Means, slot: Slot, work: Work, slots: int) 
                 executor.drain()
     finally:
         executor.close()
+        watchdog.close()
     return executor.exit.value

@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Mapping
+from functools import partial
 from types import FrameType
 from typing import Final, NoReturn
 
@@ -26,6 +27,7 @@ from perdure.console.slots import Slot, SlotUnusable, take_slot
 from perdure.processors.clock import Entropy, SystemClock, SystemEntropy
 from perdure.processors.definitions import DefinitionBook, publish
 from perdure.processors.executor.exits import Exit
+from perdure.processors.orchestrator.host import SlotTaken
 from perdure.processors.ports import ModelPort
 from perdure.schemas.errors import PerdureError, Retry, Stop
 from perdure.topics.errors import ClientFatal
@@ -77,7 +79,7 @@ def run_worker(settings: Settings, roles: tuple[Role, ...], model: ModelPort | N
         app=app,
         token_key=token_key(settings, entropy),
         stopping=stopping,
-        on_hang=_hung,
+        on_hang=partial(_hung, stopping),
         model=model,
     )
     if not _await_topics(means) or not _publish(means):
@@ -124,8 +126,14 @@ def token_key(settings: Settings, entropy: Entropy) -> bytes:
         raise SlotUnusable(f"{path}: {error}.") from error
 
 
-def _hung(name: str, limit_s: float) -> NoReturn:
-    restart(f"{name} did not return within {limit_s:.0f} s")
+def _hung(stopping: Stopping, name: str, limit_s: float) -> NoReturn:
+    """A new process takes the place of one that hangs, unless it was asked to end."""
+    reason = f"{name} did not return within {limit_s:.0f} s"
+    if not stopping.asked.is_set():
+        restart(reason)
+    _log.error("%s; leaving", reason, extra={"action": "watchdog_exit", "call": name})
+    logging.shutdown()
+    os._exit(EXIT_CRASHED)
 
 
 def _listen(stopping: Stopping) -> None:
@@ -221,8 +229,10 @@ def _run(role: Role, means: Means, slot: Slot, ended: queue.SimpleQueue[tuple[Ro
     code = EXIT_CRASHED
     try:
         code = run_role(role, means, slot)
-    except ClientFatal as error:
-        _log.error("%s: %s", role.value, error, extra={"action": "client_broken"})
+    except (ClientFatal, Retry, SlotTaken) as error:
+        # A broker that is killed takes the answers to its group's members with it, and static members look
+        # fenced by themselves then: the slot's lock says that nobody else here has it.
+        _log.error("%s: %s", role.value, error, extra={"action": "client_broken", "code": error.code})
         code = Exit.BROKEN.value
     except PerdureError as error:
         _log.error("%s: %s", role.value, error, extra={"action": "role_stopped", "code": error.code})

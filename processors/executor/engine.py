@@ -27,6 +27,7 @@ from perdure.processors.executor.running import Call, Running
 from perdure.processors.executor.settings import ExecutorSettings
 from perdure.processors.executor.work import Work
 from perdure.processors.runner import Runner
+from perdure.processors.watchdog import NoWatchdog, Watchdog
 from perdure.schemas.errors import PerdureError
 from perdure.topics.errors import OffsetOutOfRange
 from perdure.topics.log import Consumer, ConsumerSpec, Log, Position, Record, TopicPartition
@@ -60,8 +61,10 @@ class Executor:
         worker: str,
         namespace: Namespace | None = None,
         settings: ExecutorSettings | None = None,
+        watchdog: Watchdog | None = None,
     ) -> None:
         """Raises Unavailable if the log does not answer."""
+        self._watchdog = watchdog if watchdog is not None else NoWatchdog()
         names, role = namespace or Namespace(), work.role
         self._log = log
         self._work = work
@@ -259,8 +262,13 @@ class Executor:
         return is_told or now_s >= self._told_until_s
 
     def _leave(self) -> None:
+        # A broken client has nothing left to revoke, and its close may never return (seen after a take-over
+        # that failed while a broker was away).
+        is_broken = self.exit is Exit.BROKEN or self.exit is Exit.UNREADY
+        limit_s = self._settings.broken_close_s if is_broken else self._settings.hang_s
         try:
-            self._consumer.close()  # revokes what is owned
+            with self._watchdog.guard("close", limit_s):
+                self._consumer.close()  # revokes what is owned
         except PerdureError as error:
             logger.warning("leaving: %s", error, extra=extra(Action.STOPPED))
         self.phase = Phase.STOPPED

@@ -28,7 +28,8 @@ class ExecutorSettings:
     up. ``abandoned_max``: calls that ignored both before the process leaves to be started anew.
     ``kept_days``: done requests are kept so long. ``flush_s``: how long a leaving worker waits for results
     to be acknowledged after its last call has ended. ``asks_max``: how often an unanswered question at
-    take-over is put, each for ``ask_timeout_s``, with ``ask_retry_s`` between.
+    take-over is put, each for ``ask_timeout_s``, with ``ask_retry_s`` between. ``hang_s``: a close that takes
+    longer never returns, and ends the process; ``broken_close_s``: the same of a client known to be broken.
     """
 
     lease_s: float = 2.0
@@ -58,6 +59,8 @@ class ExecutorSettings:
     ask_retry_s: float = 0.25
     asks_max: int = 24
     flush_s: float = 10.0
+    hang_s: float = 60.0
+    broken_close_s: float = 10.0
     max_poll_interval_ms: int = 300_000
     session_timeout_ms: int = 6_000
     heartbeat_interval_ms: int = 1_000
@@ -72,6 +75,7 @@ class ExecutorSettings:
         assert self.poll_records_max < self.window_offsets - self.window_low_offsets, (
             "pauses need a wide band"
         )
+        assert self.revoke_drain_s < self.hang_s, "a close that still drains does not hang"
         assert self.revoke_drain_s * 1000 < self.max_poll_interval_ms, "a draining member would be evicted"
         assert 0 < self.kept_days < AGES_MAX - 1, "older days are not remembered"
         assert self.idle_commit_s <= DAY_S, "a group that never commits loses its offsets"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import pytest
 
+from perdure.processors.executor.exits import Exit, Phase
 from perdure.processors.executor.settings import ExecutorSettings
 from perdure.processors.headers import request_headers
 from perdure.processors.offset_map import OffsetMap
@@ -145,4 +147,36 @@ def test_done_requests_are_deleted_when_they_are_old() -> None:
     stage.run(3_000)
     assert stage.told("later") == ["Completed"]
     assert low() == 6
+    stage.close()
+
+
+class SpyWatchdog:
+    """Notes what is guarded, and for how long at most."""
+
+    def __init__(self) -> None:
+        self.guarded: list[tuple[str, float]] = []
+
+    @contextmanager
+    def guard(self, name: str, limit_s: float) -> Iterator[None]:
+        self.guarded.append((name, limit_s))
+        yield
+
+
+@pytest.mark.parametrize("exit_", [Exit.ASKED, Exit.BROKEN, Exit.UNREADY])
+def test_a_close_that_may_never_return_is_watched(exit_: Exit) -> None:
+    """Leaving is bounded: shortly where the client is broken, else longer than a drain may take."""
+    stage = Stage()
+    stage.provision()
+    executor = stage.worker().executor
+    stage.run(1_000)
+    watchdog = executor._watchdog = SpyWatchdog()
+    if exit_ is Exit.ASKED:
+        executor.drain()
+    else:
+        executor._end(exit_)
+    stage.until(lambda: executor.phase is Phase.STOPPED)
+    settings = stage.settings
+    limit_s = settings.hang_s if exit_ is Exit.ASKED else settings.broken_close_s
+    assert watchdog.guarded == [("close", limit_s)]
+    assert settings.broken_close_s < settings.revoke_drain_s < settings.hang_s
     stage.close()

@@ -19,7 +19,8 @@ from perdure.console import serving
 from perdure.console.roles import AppMissing, ModelKeyMissing, Stopping, check_role
 from perdure.console.slots import take_slot
 from perdure.processors.executor.exits import Exit
-from perdure.topics.errors import ClientFatal, LogMisuse
+from perdure.processors.orchestrator.host import SlotTaken
+from perdure.topics.errors import ClientFatal, LogMisuse, Unavailable
 from perdure.topics.table import Role
 
 AGAIN = """
@@ -46,6 +47,16 @@ def test_a_restart_is_a_new_process_in_place_with_nothing_kept(tmp_path: Path) -
     )  # fmt: skip
     first, second = done.stdout.splitlines()
     assert first == second
+
+
+def test_a_process_that_hangs_when_it_was_asked_to_end_ends() -> None:
+    """A new one in its place would not know that it was asked."""
+    program = (
+        "from perdure.console import serving\nfrom perdure.console.roles import Stopping\n"
+        "stopping = Stopping()\nstopping.asked.set()\nserving._hung(stopping, 'close', 1.0)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
+    assert ended.returncode == serving.EXIT_CRASHED
 
 
 def served(
@@ -79,6 +90,8 @@ def raising(error: Exception) -> Callable[[Stopping], int]:
     [
         (lambda _: Exit.TAINTED.value, Exit.TAINTED.value),
         (raising(ClientFatal()), Exit.BROKEN.value),
+        (raising(Unavailable()), Exit.BROKEN.value),
+        (raising(SlotTaken()), Exit.BROKEN.value),
         (raising(LogMisuse()), 3),
         (raising(KeyError("x")), serving.EXIT_CRASHED),
     ],
