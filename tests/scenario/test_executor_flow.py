@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -157,7 +157,7 @@ class SpyWatchdog:
         self.guarded: list[tuple[str, float]] = []
 
     @contextmanager
-    def guard(self, name: str, limit_s: float) -> Iterator[None]:
+    def guard(self, name: str, limit_s: float) -> Generator[None]:
         self.guarded.append((name, limit_s))
         yield
 
