@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from typing import Final
 
+from perdure.processors import offset_map
 from perdure.processors.machine.requests import NOT_STARTED
 from perdure.processors.machine.state import Run
 from perdure.processors.store_fold import fold_event, purge_event
@@ -29,11 +30,13 @@ from perdure.processors.store_rows import (
     TIMER,
 )
 from perdure.schemas import events as ev
-from perdure.schemas.results import ModelFailed, ModelReplied
+from perdure.schemas.codec import decode
+from perdure.schemas.requests import ModelRequest, ToolRequest
+from perdure.schemas.results import ModelFailed, ModelReplied, Started
 from perdure.schemas.values import ResultSource, Usage
 from perdure.testing.history import ENDINGS, KINDS
 from perdure.topics.log import TopicPartition
-from perdure.topics.table import INPUTS, RUN_COMMANDS, RUN_EVENTS, Role
+from perdure.topics.table import INPUTS, MODEL_REQUESTS, RUN_COMMANDS, RUN_EVENTS, TOOL_REQUESTS, Role
 from simulator.violation import Fault, Violated
 from simulator.wire import SimStores
 from simulator.world import NAMES, Seen, World
@@ -125,6 +128,8 @@ class Checkers:
         self._outcomes()
         self._answers()
         self._letters()
+        self._forged()
+        self._done()
         self._untrue()
         self._dispatches()
         self._usage()
@@ -160,6 +165,43 @@ class Checkers:
             forwarded = self._forwarded(command_id)
             if not letters.intersection([*sent.places, *forwarded]):
                 raise Violated(Fault.LOST_WRITE, f"nobody answered {sent}")
+
+    def _forged(self) -> None:
+        """A decision that was not asked for so changes nothing."""
+        for run_id, events in self._ledger.events.items():
+            for event in events:
+                sent = self._world.commands.get(event.cause or "")
+                if isinstance(event.body, ev.DecisionRecorded) and sent is not None and sent.is_forged:
+                    raise Violated(Fault.DECISION_FORGED, f"{run_id}: {event}")
+
+    def _done(self) -> None:
+        """What a group's committed map calls done was answered, durably."""
+        answered = {
+            result.request_id
+            for result in self._ledger.results.values()
+            if not isinstance(result.body, Started)
+        }
+        for role, topic, kind in (
+            (Role.MODEL_CALLER, MODEL_REQUESTS, ModelRequest),
+            (Role.TOOL_EXECUTOR, TOOL_REQUESTS, ToolRequest),
+        ):
+            name = NAMES.topic(topic)
+            info = self._world.cluster.topic_info(name)
+            assert info is not None
+            for number in range(info.partitions):
+                at = TopicPartition(name, number)
+                committed = self._world.cluster.groups.fetch(NAMES.group(role), [at])
+                if not committed or committed[0].offset is None:
+                    continue
+                base = committed[0].offset
+                known = offset_map.decode(base, committed[0].metadata, info.topic_id)
+                done = known.done if isinstance(known, offset_map.OffsetMap) else frozenset[int]()
+                for record in self._world.cluster.visible(name, number):
+                    is_poison = (name, number, record.offset) in self._world.poison or record.value is None
+                    if is_poison or not (record.offset < base or record.offset in done):
+                        continue
+                    if decode(kind, record.value).request_id not in answered:
+                        raise Violated(Fault.LOST_WRITE, f"{record} is done, and nobody answered it")
 
     def _forwarded(self, command_id: str) -> list[tuple[str, int, int]]:
         """Where copies of a command stand that were written by perdure, onto the right partition."""

@@ -26,16 +26,16 @@ class Commands:
         self._random = world.random
         self.runs: list[str] = []
 
-    def send(self, run_id: str, body: CommandBody, command_id: str | None = None) -> str:
+    def send(self, run_id: str, body: CommandBody, *, is_forged: bool = False) -> str:
         """Write a command; sometimes onto the wrong partition, as other clients' partitioners do."""
         world = self._world
-        command_id = command_id or new_id(world.entropy)
+        command_id = new_id(world.entropy)
         partition = partition_of(run_id, world.plan.partitions)
         if self._random.random() < 0.1:
             partition = self._random.randrange(world.plan.partitions)
         value = encode(Command(body, command_id))
         place = world.write(RUN_COMMANDS, partition, run_id.encode(), value)
-        sent = world.commands.setdefault(command_id, Sent(run_id, command_id))
+        sent = world.commands.setdefault(command_id, Sent(run_id, command_id, is_forged))
         if place is not None:
             sent.places.append(place)
         return command_id
@@ -122,7 +122,8 @@ class Commands:
             result=self._random.choice((b'"decided"', b"{", None)) if verdict is Verdict.RAN else None,
             message=self._random.choice((None, "so be it")),
         )
-        self.send(question.run_id, body)
+        is_allowed = token == question.token and verdict in question.verdicts
+        self.send(question.run_id, body, is_forged=not is_allowed)
 
     def _questions(self) -> list[Approval]:
         found = self._world.ledger.questions

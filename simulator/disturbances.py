@@ -91,6 +91,12 @@ class Disturbances:
         for process in self._world.living():
             process.wire.lag = self._world.lag
 
+    def slowness(self) -> None:
+        """What is produced is under way for a while, also after its process is gone."""
+        self._world.delay_ms = self._random.choice((0, 300, 2_500, 8_000))
+        for process in self._world.living():
+            process.wire.delay_ms = self._world.delay_ms
+
     def deafness(self) -> None:
         """Leaders change: questions are not answered."""
         self._world.deafness = self._random.choice((0.0, 0.1, 0.6))
@@ -211,11 +217,13 @@ class Disturbances:
         world.cluster.release_markers()
         self.sync()
         world.lag = world.deafness = 0.0
+        world.delay_ms = 0
         world.service.is_kind = world.model.is_kind = True
         for process in world.living():
             wire = process.wire
             wire.lag = wire.deafness = wire.disk_faults = 0.0
             wire.fuse = wire.brake = None
+            wire.delay_ms = 0
             if process.worker.is_paused:
                 process.worker.go_on()
             if process.is_old:

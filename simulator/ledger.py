@@ -22,6 +22,7 @@ from perdure.topics import table
 from perdure.topics.log import Isolation, Record, TopicPartition
 from perdure.topics.model_cluster import record_of
 from perdure.topics.model_log import ModelLog
+from perdure.topics.model_partition import ModelPartition
 from perdure.topics.table import INPUTS, TOPICS, Namespace, Role
 from simulator.marks import Marks
 from simulator.violation import Fault, Violated
@@ -48,6 +49,17 @@ class Committed:
     event: ev.Event | None
 
 
+@dataclass(slots=True)
+class Place:
+    """A partition, and how far it was read. ``end``: its end at the last look."""
+
+    name: str
+    at: TopicPartition
+    partition: ModelPartition
+    end: int = 0
+    read_to: int = 0
+
+
 class Ledger(History):
     """Every committed record, in order. Raises Violated the moment something is wrong.
 
@@ -58,7 +70,7 @@ class Ledger(History):
     def __init__(self, log: ModelLog, names: Namespace, marks: Marks) -> None:
         super().__init__(log, names)
         self._marks = marks
-        self._places: list[tuple[str, TopicPartition]] = []
+        self._places: list[Place] = []
         self.may_read_again = False
         """Offsets were lost or went back: what names no run is set aside once more."""
         self.visible: defaultdict[TopicPartition, dict[int, bytes]] = defaultdict(dict)
@@ -79,26 +91,31 @@ class Ledger(History):
         self._left: dict[str, int] = {}
 
     def read(self) -> bool:
-        if not self._places:
-            cluster = self._log.cluster
-            self._places = [
-                (spec.name, TopicPartition(self._names.topic(spec.name), number))
-                for spec in TOPICS
-                for number in range(cluster.partition_count(self._names.topic(spec.name)))
-            ]
         count = self.count
-        for name, at in self._places:
-            partition = self._log.cluster.partition(at)
-            start = max(self._read_to.get(at, 0), partition.start)
+        for place in self._places or self._look():
+            partition = place.partition
+            if partition.end == place.end:
+                continue  # whatever becomes visible, a marker takes an offset
+            place.end = partition.end
+            start = max(place.read_to, partition.start)
             if partition.stable_end <= start:
                 continue
             found = partition.fetch(start, Isolation.COMMITTED, RECORDS_MAX)
-            self._read_to[at] = found.next_offset
+            place.read_to = found.next_offset
             for entry in found.entries:
-                record = record_of(at, entry)
-                self.visible[at][record.offset] = digest_of(record)
-                self._record(name, record)
+                record = record_of(place.at, entry)
+                self.visible[place.at][record.offset] = digest_of(record)
+                self._record(place.name, record)
         return self.count > count
+
+    def _look(self) -> list[Place]:
+        cluster = self._log.cluster
+        for spec in TOPICS:
+            topic = self._names.topic(spec.name)
+            for number in range(cluster.partition_count(topic)):
+                at = TopicPartition(topic, number)
+                self._places.append(Place(spec.name, at, cluster.partition(at)))
+        return self._places
 
     def _record(self, name: str, record: Record) -> None:
         match name:

@@ -7,7 +7,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
+from unittest import mock
 
+from perdure.connectors import function_tools
 from perdure.topics.table import TOPICS, Role
 from simulator.checkers import Checkers
 from simulator.commands import Commands
@@ -15,6 +17,7 @@ from simulator.disturbances import Disturbances
 from simulator.marks import Listening, Marks
 from simulator.plan import Plan, draw, pick
 from simulator.poison import Poison
+from simulator.service import compiled_once
 from simulator.violation import Fault, Violated
 from simulator.world import IDLE_STEP_MS_MAX, NAMES, STEP_MS_MAX, World
 
@@ -138,7 +141,7 @@ def live(seed: int, plan: Plan | None = None) -> Lived:
     life = Life(plan or draw(seed))
     violation: Violated | None = None
     began_ms = life.world.cluster.now_ms
-    with Listening(life.marks):
+    with Listening(life.marks), mock.patch.object(function_tools, "compile_schema", compiled_once):
         try:
             life.safety()
             life.liveness()

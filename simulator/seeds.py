@@ -20,3 +20,6 @@ KEPT: Final[dict[int, str]] = {
 }
 CHECKED_SEEDS: Final = 200
 """How many fixed seeds the test suite lives."""
+
+PINNED: Final[dict[str, int]] = {}
+"""Planted bug -> the seed that catches it."""

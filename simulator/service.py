@@ -7,13 +7,16 @@ no later than the tool's deadline plus the time that the service is said to need
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from random import Random
 from typing import Any, Final
 
 from perdure.connectors.agent import Agent
+from perdure.connectors.json_schema import Check, compile_schema
 from perdure.connectors.reconciler import (
     Question,
     ReconcileAnswer,
@@ -22,7 +25,7 @@ from perdure.connectors.reconciler import (
     reconciler,
     unknown,
 )
-from perdure.connectors.tool import ContentBlocks, NotExecuted, Tool, ToolContext, ToolError, tool
+from perdure.connectors.tool import ContentBlocks, NotExecuted, ToolContext, ToolError, tool
 from perdure.topics.model_cluster import ModelCluster
 from simulator.marks import Marks
 from simulator.plan import pick
@@ -177,16 +180,36 @@ class Service:
         return did_not_happen()
 
 
+@dataclass(slots=True)
+class Stage:
+    """The service of the life that is being lived: tools are declared once, for that takes its time."""
+
+    service: Service | None = None
+
+    def get(self) -> Service:
+        assert self.service is not None
+        return self.service
+
+
+STAGE: Final = Stage()
+
+
 def agents_of(service: Service) -> tuple[Agent, ...]:
     """The agents there are: the one, its second version with another tool, and one that is published late."""
-    first = _tools(service)
+    STAGE.service = service
+    return _agents()
+
+
+@cache
+def _agents() -> tuple[Agent, ...]:
+    first = [look, send, pay, put, sign]
     return (
         Agent(AGENT, model="m", tools=first, max_turns=8, model_timeout_s=12, max_tokens=600),
         Agent(
             AGENT,
             model="m",
             version="2",
-            tools=[*first, _newer(service)],
+            tools=[*first, ship],
             max_turns=8,
             model_timeout_s=12,
             max_tokens=600,
@@ -195,37 +218,46 @@ def agents_of(service: Service) -> tuple[Agent, ...]:
     )
 
 
-def _tools(service: Service) -> list[Tool[..., Any]]:
-    @reconciler(timeout_s=5)
-    async def find(question: Question) -> Any:
-        return await service.find(question)
-
-    @tool(effect="read_only", attempts_max=2, timeout_s=4)
-    async def look(context: ToolContext, n: int = 0) -> Any:  # noqa: ARG001 - what the model says
-        return await service.call(context, "look", 0)
-
-    @tool(effect="non_idempotent", timeout_s=5)
-    async def send(context: ToolContext, n: int = 0) -> Any:  # noqa: ARG001
-        return await service.call(context, "send", 10)
-
-    @tool(effect="non_idempotent", timeout_s=5, settle_s=15, reconcile=find)
-    async def pay(context: ToolContext, n: int = 0) -> Any:  # noqa: ARG001
-        return await service.call(context, "pay", 15)
-
-    @tool(effect="idempotent_write", attempts_max=3, timeout_s=4, cosmetic=["note"])
-    async def put(context: ToolContext, n: int = 0, note: str = "") -> Any:  # noqa: ARG001
-        return await service.call(context, "put", 5)
-
-    @tool(effect="non_idempotent", timeout_s=5, needs_approval=True)
-    async def sign(context: ToolContext, n: int = 0) -> Any:  # noqa: ARG001
-        return await service.call(context, "sign", 5)
-
-    return [look, send, pay, put, sign]
+@reconciler(timeout_s=5)
+async def find(question: Question) -> Any:
+    return await STAGE.get().find(question)
 
 
-def _newer(service: Service) -> Tool[..., Any]:
-    @tool(effect="non_idempotent", timeout_s=5)
-    async def ship(context: ToolContext, n: int = 0) -> Any:  # noqa: ARG001
-        return await service.call(context, "ship", 5)
+@tool(effect="read_only", attempts_max=2, timeout_s=4)
+async def look(context: ToolContext, n: int = 0) -> Any:  # noqa: ARG001 - what the model says
+    return await STAGE.get().call(context, "look", 0)
 
-    return ship
+
+@tool(effect="non_idempotent", timeout_s=5)
+async def send(context: ToolContext, n: int = 0) -> Any:  # noqa: ARG001
+    return await STAGE.get().call(context, "send", 10)
+
+
+@tool(effect="non_idempotent", timeout_s=5, settle_s=15, reconcile=find)
+async def pay(context: ToolContext, n: int = 0) -> Any:  # noqa: ARG001
+    return await STAGE.get().call(context, "pay", 15)
+
+
+@tool(effect="idempotent_write", attempts_max=3, timeout_s=4, cosmetic=["note"])
+async def put(context: ToolContext, n: int = 0, note: str = "") -> Any:  # noqa: ARG001
+    return await STAGE.get().call(context, "put", 5)
+
+
+@tool(effect="non_idempotent", timeout_s=5, needs_approval=True)
+async def sign(context: ToolContext, n: int = 0) -> Any:  # noqa: ARG001
+    return await STAGE.get().call(context, "sign", 5)
+
+
+@tool(effect="non_idempotent", timeout_s=5)
+async def ship(context: ToolContext, n: int = 0) -> Any:  # noqa: ARG001
+    return await STAGE.get().call(context, "ship", 5)
+
+
+@cache
+def _compiled(text: str) -> Check:
+    return compile_schema(json.loads(text))
+
+
+def compiled_once(schema: Mapping[str, Any]) -> Check:
+    """Schemas are compiled once for all lives."""
+    return _compiled(json.dumps(schema))

@@ -29,6 +29,8 @@ class Fault(StrEnum):
     STATUS_STALE = "status-stale"
     QUESTION_STALE = "question-stale"
     HISTORY_ILLEGAL = "history-illegal"
+    DECISION_FORGED = "decision-forged"
+    TIMER_FIRST = "timer-first"
     PROCESS_FAILED = "process-failed"
     STUCK = "stuck"
 

@@ -7,6 +7,7 @@ What comes in is told to an observer, who is no part of the process.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from random import Random
 from typing import Protocol
 
@@ -33,7 +34,7 @@ from perdure.topics.log import (
 from perdure.topics.model_cluster import ModelCluster
 from perdure.topics.model_consumer import ModelConsumer
 from perdure.topics.model_log import ModelLog
-from perdure.topics.model_producer import ModelProducer
+from perdure.topics.model_producer import ModelProducer, Sent
 from perdure.topics.model_transactional import ModelTransactionalProducer
 
 
@@ -49,7 +50,7 @@ class Wire:
     ``fuse``: so many more calls until it dies; ``brake``: until it stands still, in the middle of whatever it
     does (``on_brake``). ``lag``: the share of polls that find nothing although something is there.
     ``deafness``: the share of questions to the cluster that nobody answers. ``disk_faults``: the share of
-    writes to its disk that fail.
+    writes to its disk that fail. ``delay_ms``: how long a produced record is under way, at most.
     """
 
     def __init__(self, process: str, random: Random, observer: Observer) -> None:
@@ -61,6 +62,7 @@ class Wire:
         self.lag = 0.0
         self.deafness = 0.0
         self.disk_faults = 0.0
+        self.delay_ms = 0
         self.sessions = 0
         self._random = random
 
@@ -78,6 +80,9 @@ class Wire:
 
     def lags(self) -> bool:
         return self.lag > 0 and self._random.random() < self.lag
+
+    def delay(self) -> int:
+        return self._random.randint(0, self.delay_ms) if self.delay_ms else 0
 
     def ask(self) -> None:
         """Raises Unavailable."""
@@ -147,10 +152,19 @@ class SimProducer(ModelProducer):
     def __init__(self, cluster: ModelCluster, client_id: str, wire: Wire) -> None:
         super().__init__(cluster, client_id)
         self._wire = wire
+        self._last_ms = 0
 
     def produce(self, out: Outgoing, on_delivery: DeliveryReport | None = None) -> None:
         self._wire.touch()
-        super().produce(out, on_delivery)
+        now_ms = self._cluster.now_ms
+        arrives_ms = max(self._last_ms, now_ms + self._wire.delay())
+        if arrives_ms <= now_ms:
+            super().produce(out, on_delivery)
+        else:  # one after the other, also if the process is gone by then
+            self._last_ms = arrives_ms
+            sent = Sent(out, now_ms, on_delivery)
+            self._unanswered.append(sent)
+            self._cluster.schedule(arrives_ms - now_ms, partial(self._arrive, sent))
         self._wire.touch()
 
 

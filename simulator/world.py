@@ -39,9 +39,9 @@ from simulator.wire import SimLog, SimStores, Wire
 
 NAMES: Final = Namespace("sim")
 STEP_MS_MIN: Final = 5
-STEP_MS_MAX: Final = 250
+STEP_MS_MAX: Final = 1_000
 IDLE_STEP_MS_MAX: Final = 60_000
-STEP_GROWTH: Final = 1.3
+STEP_GROWTH: Final = 1.6
 NESTING_MAX: Final = 3
 
 
@@ -77,6 +77,7 @@ class Sent:
 
     run_id: str
     command_id: str
+    is_forged: bool = False
     places: list[tuple[str, int, int]] = field(default_factory=list[tuple[str, int, int]])
 
 
@@ -109,6 +110,7 @@ class World:
         self.poison: set[tuple[str, int, int]] = set()
         self.lag = 0.0
         self.deafness = 0.0
+        self.delay_ms = 0
         self._running: list[Process] = []
         self._spawned = 0
         self._step_ms = float(STEP_MS_MIN)
@@ -176,7 +178,7 @@ class World:
         self._spawned += 1
         name = f"{role.value}#{self._spawned}"
         wire = Wire(name, self.random, self)
-        wire.lag, wire.deafness = self.lag, self.deafness
+        wire.lag, wire.deafness, wire.delay_ms = self.lag, self.deafness, self.delay_ms
         clock = ProcessClock(self.cluster, self.random, self.plan.skew_ms, self.plan.drift)
 
         def open_log(cluster: ModelCluster) -> ModelLog:
@@ -208,7 +210,12 @@ class World:
         self, built: Built, name: str, wire: Wire, clock: ProcessClock, *, keeps_disk: bool
     ) -> Process:
         """In the first free slot, with what is left on the disk of that slot."""
-        taken = {each.worker.slot for each in self.living(Role.ORCHESTRATOR) if not each.worker.is_paused}
+        keeps_clear = self.random.random() < 0.6  # else who stands still may be succeeded in its own slot
+        taken = {
+            each.worker.slot
+            for each in self.living(Role.ORCHESTRATOR)
+            if keeps_clear or not (each.worker.is_paused or each.is_inside)
+        }
         slot = next(str(number) for number in range(len(taken) + 1) if str(number) not in taken)
         held = [each.stores for each in self.living(Role.ORCHESTRATOR)]
         free = [disk for disk in self.disks if disk not in held]
@@ -328,7 +335,7 @@ class World:
             left_ms = end_ms - self.cluster.now_ms
             if left_ms <= 0:
                 return
-            self.pass_time(min(left_ms, STEP_MS_MAX if self.disturbed() else IDLE_STEP_MS_MAX))
+            self.pass_time(min(left_ms, STEP_MS_MAX))
 
     def disturbed(self) -> str | None:
         """What goes on by itself, in words."""

@@ -24,6 +24,8 @@ class Group:
     offsets: GroupOffsets
     membership: Membership | None = None
     empty_since_ms: int | None = None
+    oldest_ms: int | None = None
+    """No offset is older; None: not looked yet."""
 
 
 class GroupCoordinator:
@@ -148,6 +150,8 @@ class GroupCoordinator:
         """
         found = self._groups[group]
         oldest_ms = self._broker.now_ms - self._broker.offsets_retention_ms
+        if found.oldest_ms is not None and found.oldest_ms > oldest_ms:
+            return
         membership = found.membership
 
         def is_expired(at: TopicPartition, stored: StoredOffset) -> bool:
@@ -163,6 +167,8 @@ class GroupCoordinator:
             )
 
         found.offsets.expire(is_expired)
+        known = (found.offsets.oldest_ms, found.empty_since_ms, self._broker.now_ms)
+        found.oldest_ms = min(each for each in known if each is not None)
 
     # ---- inside --------------------------------------------------------------------------------------------
 

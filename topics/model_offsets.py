@@ -31,6 +31,11 @@ class GroupOffsets:
     def get(self, at: TopicPartition) -> StoredOffset | None:
         return self._stable.get(at)
 
+    @property
+    def oldest_ms(self) -> int | None:
+        """When the offset was committed that has not been for longest."""
+        return min((each.committed_ms for each in self._stable.values()), default=None)
+
     def is_unstable(self, at: TopicPartition) -> bool:
         """Whether an open or undelivered transaction holds an offset for this partition (KIP-447)."""
         return any(at in offsets for offsets in self._pending.values())
