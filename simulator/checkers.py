@@ -20,6 +20,7 @@ from perdure.processors.store_overlay import Overlay
 from perdure.processors.store_rows import (
     CAUSE,
     ENDED,
+    FAMILY,
     HOLDER,
     MESSAGE,
     PURGED,
@@ -28,6 +29,7 @@ from perdure.processors.store_rows import (
     RESULT,
     RUN,
     TIMER,
+    TURN,
 )
 from perdure.schemas import events as ev
 from perdure.schemas.codec import decode
@@ -35,16 +37,22 @@ from perdure.schemas.requests import ModelRequest, ToolRequest
 from perdure.schemas.results import ModelFailed, ModelReplied, Started
 from perdure.schemas.values import ResultSource, Usage
 from perdure.testing.history import ENDINGS, KINDS
-from perdure.topics.log import TopicPartition
+from perdure.topics.log import Record, TopicPartition
 from perdure.topics.table import INPUTS, MODEL_REQUESTS, RUN_COMMANDS, RUN_EVENTS, TOOL_REQUESTS, Role
 from simulator.violation import Fault, Violated
 from simulator.wire import SimStores
 from simulator.world import NAMES, Seen, World
 
 NON_IDEMPOTENT: Final = frozenset({"send", "pay", "sign", "ship"})
-DERIVED: Final = (RUN, MESSAGE, RESULT, CAUSE, TIMER, QUEUE, HOLDER, ENDED, PURGED, PURGING)
+DERIVED: Final = (RUN, TURN, FAMILY, MESSAGE, RESULT, CAUSE, TIMER, QUEUE, HOLDER, ENDED, PURGED, PURGING)
 """Rows that follow from the events alone."""
-EXPECTED_LETTERS: Final = frozenset({"unknown_run", "deadline_passed", "requests_lost", "run_purged"})
+EXPECTED_LETTERS: Final = frozenset(
+    {
+        "unknown_run", "deadline_passed", "requests_lost", "run_purged",
+        "unknown_source", "no_such_turn", "turn_not_finished", "message_needed", "too_many_generations",
+        "invalid_run_id", "unknown_agent",
+    }
+)  # fmt: skip
 """Why a command or result that is none of the poison may be set aside."""
 
 
@@ -181,10 +189,7 @@ class Checkers:
             for result in self._ledger.results.values()
             if not isinstance(result.body, Started)
         }
-        for role, topic, kind in (
-            (Role.MODEL_CALLER, MODEL_REQUESTS, ModelRequest),
-            (Role.TOOL_EXECUTOR, TOOL_REQUESTS, ToolRequest),
-        ):
+        for role, topic in ((Role.MODEL_CALLER, MODEL_REQUESTS), (Role.TOOL_EXECUTOR, TOOL_REQUESTS)):
             name = NAMES.topic(topic)
             info = self._world.cluster.topic_info(name)
             assert info is not None
@@ -200,7 +205,7 @@ class Checkers:
                     is_poison = (name, number, record.offset) in self._world.poison or record.value is None
                     if is_poison or not (record.offset < base or record.offset in done):
                         continue
-                    if decode(kind, record.value).request_id not in answered:
+                    if _request_id(topic, record) not in answered:
                         raise Violated(Fault.LOST_WRITE, f"{record} is done, and nobody answered it")
 
     def _forwarded(self, command_id: str) -> list[tuple[str, int, int]]:
@@ -267,11 +272,13 @@ class Checkers:
             if isinstance(body, (ModelReplied, ModelFailed)) and body.usage is not None:
                 told[result.run_id][body.invocation_id] = body.usage
         for run_id, run in self._kept():
+            bodies = [event.body for event in self._ledger.events[run_id]]
             wanted = sum(told[run_id].values(), Usage())
+            wanted = sum((body.usage for body in bodies if isinstance(body, ev.ChildEnded)), wanted)
             estimated = sum((each.usage for each in run.estimates), Usage())
             has_budget = any(
-                isinstance(event.body, (ev.RunCreated, ev.RunResumed)) and event.body.budget is not None
-                for event in self._ledger.events[run_id]
+                isinstance(body, (ev.RunCreated, ev.RunResumed)) and body.budget is not None
+                for body in bodies
             )
             for kind in KINDS:
                 known = getattr(run.usage, kind) - getattr(estimated, kind)
@@ -345,6 +352,12 @@ class Checkers:
             if wanted != found:
                 differing = {key for key in {*wanted, *found} if wanted.get(key) != found.get(key)}
                 raise Violated(Fault.STATE_NOT_FOLD, f"partition {number}: {sorted(differing)}")
+
+
+def _request_id(topic: str, record: Record) -> str:
+    if topic == MODEL_REQUESTS:
+        return decode(ModelRequest, record.value).request_id
+    return decode(ToolRequest, record.value).request_id
 
 
 def _rows(disk: SimStores, number: int) -> Overlay:

@@ -7,7 +7,7 @@ from typing import Final
 
 from perdure.processors.clock import new_id
 from perdure.schemas.codec import encode
-from perdure.schemas.commands import Cancel, Command, CommandBody, Decide, Resume, Signal, Submit
+from perdure.schemas.commands import Cancel, Command, CommandBody, Decide, Fork, Resume, Signal, Submit
 from perdure.schemas.outputs import Approval
 from perdure.schemas.values import Budget, Verdict
 from perdure.topics.partitioner import partition_of
@@ -25,6 +25,7 @@ class Commands:
         self._world = world
         self._random = world.random
         self.runs: list[str] = []
+        self._forks = 0
 
     def send(self, run_id: str, body: CommandBody, *, is_forged: bool = False) -> str:
         """Write a command; sometimes onto the wrong partition, as other clients' partitioners do."""
@@ -72,20 +73,37 @@ class Commands:
 
     def cancel(self) -> None:
         if self.runs:
-            self.send(
-                self._random.choice(self.runs), Cancel(self._random.choice(("enough", "", "\ud800"[:0])))
-            )
+            self.send(self._any(), Cancel(self._random.choice(("enough", ""))))
+
+    def fork(self) -> None:
+        """Go on from where a run stood, if it ever did."""
+        if not self.runs:
+            return
+        self._forks += 1
+        random = self._random
+        body = Fork(
+            turn=random.choice((None, None, 1, 2)),
+            message=random.choice((None, "another way", "another way")),
+            max_turns=random.choice((None, 2)),
+            budget=self._budget(20_000) if random.random() < 0.3 else None,
+        )
+        self.send(f"{self._any()}~f{self._forks}", body)
+
+    def _any(self) -> str:
+        """Any run, children and forks among them."""
+        known = sorted({*self.runs, *self._world.ledger.runs})
+        return self._random.choice(known)
 
     def resume(self) -> None:
         if self.runs:
             budget = self._budget(20_000) if self._random.random() < 0.3 else None
             message = self._random.choice((None, None, "go on", " "))
             extra = self._random.choice((None, 1, 2))
-            self.send(self._random.choice(self.runs), Resume(message, extra, budget))
+            self.send(self._any(), Resume(message, extra, budget))
 
     def signal(self) -> None:
         if self.runs:
-            self.send(self._random.choice(self.runs), Signal(self._random.choice(("listen", "and this", ""))))
+            self.send(self._any(), Signal(self._random.choice(("listen", "and this", ""))))
 
     def decide(self) -> None:
         """Answer one question as it may be answered."""
@@ -106,7 +124,7 @@ class Commands:
         if not questions:
             if self.runs:
                 body = Decide("none", Verdict.APPROVE, "no token", "somebody")
-                self.send(self._random.choice(self.runs), body)
+                self.send(self._any(), body)
             return
         question = self._random.choice(questions)
         verdict = self._random.choice(list(Verdict))

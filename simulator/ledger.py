@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from perdure.processors.machine.apply import appended, apply
+from perdure.processors.machine.children import held_for_children
 from perdure.processors.machine.lifecycle import IllegalEvent, IllegalMove
 from perdure.schemas import events as ev
 from perdure.schemas.codec import Undecodable, decode
@@ -207,6 +208,9 @@ class Ledger(History):
         except (IllegalEvent, IllegalMove) as error:
             raise Violated(Fault.HISTORY_ILLEGAL, f"{run_id}: {error}") from error
         self.events[run_id].append(event)
+        if isinstance(event.body, ev.RunCreated) and event.body.fork is not None:
+            point = event.body.fork
+            self.messages[run_id] += self.messages[point.source][: point.message_count]
         if added:
             self.messages[run_id] += added
             try:
@@ -219,6 +223,7 @@ class Ledger(History):
         for kind in KINDS:
             limit: int | None = getattr(run.budget, kind)
             used: int = getattr(run.usage, kind) + (0 if reserved is None else getattr(reserved, kind))
+            used += held_for_children(run, kind)
             if limit is not None and used > limit:
                 raise Violated(Fault.BUDGET_EXCEEDED, f"{run_id}: {used} {kind}, the budget is {limit}")
 

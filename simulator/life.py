@@ -113,7 +113,7 @@ class Life:
     def _waiting(self) -> str | None:
         """A run that is neither over nor with a person goes on some day, by its timers."""
         for run in self.world.ledger.runs.values():
-            if not run.state.is_terminal and not run.pending:
+            if not run.state.is_terminal and not run.pending and not run.children:
                 return f"run {run.run_id} is {run.state}, waiting for {run.waiting_for}"
         return None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
@@ -19,10 +18,9 @@ from simulator.marks import Marks
 from simulator.plan import pick
 from simulator.violation import Fault, Violated
 
-RUN_ID: Final = re.compile(rb"run <([A-Za-z0-9._:~-]+)>")
 BYTES_PER_TOKEN: Final = 4
 LARGE_CHARS: Final = 1_100_000
-TOOLS: Final = ("look", "look", "send", "pay", "pay", "put", "sign", "ship")
+TOOLS: Final = ("look", "look", "send", "pay", "pay", "put", "sign", "ship", "helper")
 PRICE: Final = Price(3, 15, 4, 1)
 
 
@@ -59,8 +57,7 @@ class Model:
     async def invoke(
         self, call: ModelInvocation, abort: AbortSignal, on_delta: OnDelta
     ) -> ModelReplied | ModelFailed:
-        found = RUN_ID.search(call.messages[0])
-        run_id = found.group(1).decode() if found else ""
+        run_id = call.run_id
         self._check_prefix(run_id, call.messages)
         input_tokens = sum(map(len, call.messages)) // BYTES_PER_TOKEN + 1
         assert call.invocation_id not in self.bills, "an invocation is made once"
@@ -133,6 +130,8 @@ class Model:
             arguments: Any = {"n": self._random.randrange(1000)}
             call_id: str | None = None
             name = self._random.choice(TOOLS)
+            if name == "helper":
+                arguments = {"input": f"Help with {self._random.randrange(1000)}."}
             if kind == "odd_arguments":
                 arguments = self._random.choice(({"n": "x"}, {}, "{", None, {"n": 1, "more": 2}))
                 name = self._random.choice((name, "none such", "", "no_such"))

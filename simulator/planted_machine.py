@@ -94,8 +94,8 @@ def suspect_did_not_run() -> Patches:
 def usage_twice() -> Patches:
     """The usage of a late answer counts twice."""
 
-    def surplus(run: Run, body: ev.SurplusRecorded) -> Run:
-        run = original(run, body)
+    def surplus(run: Run, at_ms: int, body: ev.SurplusRecorded) -> Run:
+        run = original(run, at_ms, body)
         return replace(run, usage=run.usage + body.usage)
 
     original = apply._surplus
@@ -146,7 +146,7 @@ def questions_stay() -> Patches:
 
 def any_token() -> Patches:
     """Any resume token will do."""
-    return [(decisions, "is_same_token", lambda *_: True)]
+    return [(decisions, "token_fault", lambda *_: None)]
 
 
 def key_with_attempt() -> Patches:

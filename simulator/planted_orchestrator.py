@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 from unittest import mock
 
 from perdure.processors.orchestrator import batch as batches
-from perdure.processors.orchestrator import processing
+from perdure.processors.orchestrator import processing, transaction
 from perdure.processors.orchestrator.assignment import Assignment, Phase
 from perdure.processors.orchestrator.batch import Batch
 from perdure.processors.orchestrator.catch_up import CatchUp
@@ -18,13 +18,21 @@ from perdure.processors.orchestrator.processing import Processing
 from perdure.processors.orchestrator.purges import tombstones
 from perdure.processors.store_overlay import Overlay
 from perdure.topics.errors import OutcomeUnknown
-from perdure.topics.log import GroupMetadata, Isolation, Outgoing, Position, Record, TopicPartition, Watermarks
+from perdure.topics.log import (
+    GroupMetadata,
+    Isolation,
+    Outgoing,
+    Position,
+    Record,
+    TopicPartition,
+    Watermarks,
+)
 from perdure.topics.model_transactional import ModelTransactionalProducer, ProducerState
 from perdure.topics.table import DEAD_LETTERS, RUN_EVENTS
 
 Patches = list[tuple[object, str, object]]
 
-commit_transaction: Final[Callable[..., Mapping[TopicPartition, int]]] = processing.commit_transaction
+commit_transaction: Final[Callable[..., Mapping[TopicPartition, int]]] = transaction.commit_transaction
 
 
 class WithoutOffsets:
@@ -179,7 +187,9 @@ def end_before_committed() -> Patches:
     def advance(self: Assignment) -> bool:
         if self.phase is Phase.COMMITTED:
             topic = self._settings.namespace.topic(RUN_EVENTS)
-            at_first = {TopicPartition(topic, p): original(self, TopicPartition(topic, p)) for p in self.partitions}
+            at_first = {
+                TopicPartition(topic, p): original(self, TopicPartition(topic, p)) for p in self.partitions
+            }
             cast("Any", self)._ends = at_first
         return advanced(self)
 

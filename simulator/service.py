@@ -16,7 +16,8 @@ from random import Random
 from typing import Any, Final
 
 from perdure.connectors.agent import Agent
-from perdure.connectors.json_schema import Check, compile_schema
+from perdure.connectors.agent_tool import agent_tool
+from perdure.connectors.json_schema import compile_schema
 from perdure.connectors.reconciler import (
     Question,
     ReconcileAnswer,
@@ -25,7 +26,8 @@ from perdure.connectors.reconciler import (
     reconciler,
     unknown,
 )
-from perdure.connectors.tool import ContentBlocks, NotExecuted, ToolContext, ToolError, tool
+from perdure.connectors.tool import ContentBlocks, NotExecuted, Tool, ToolContext, ToolError, tool
+from perdure.schemas.json_schema import Check
 from perdure.topics.model_cluster import ModelCluster
 from simulator.marks import Marks
 from simulator.plan import pick
@@ -33,6 +35,7 @@ from simulator.plan import pick
 LARGE_CHARS: Final = 1_200_000
 AGENT: Final = "any"
 LATE_AGENT: Final = "late"
+HELPER: Final = "helper"
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,19 +205,32 @@ def agents_of(service: Service) -> tuple[Agent, ...]:
 
 @cache
 def _agents() -> tuple[Agent, ...]:
-    first = [look, send, pay, put, sign]
+    first: list[Tool[..., Any]] = [look, send, pay, put, sign]
+    helper = agent_tool(HELPER, description="Helps.", timeout_s=600)
     return (
-        Agent(AGENT, model="m", tools=first, max_turns=8, model_timeout_s=12, max_tokens=600),
+        Agent(
+            AGENT, model="m", tools=first, agents=[helper], max_turns=8, model_timeout_s=12, max_tokens=600
+        ),
         Agent(
             AGENT,
             model="m",
             version="2",
             tools=[*first, ship],
+            agents=[helper],
             max_turns=8,
             model_timeout_s=12,
             max_tokens=600,
         ),
         Agent(LATE_AGENT, model="m", tools=first[:2], max_turns=4, model_timeout_s=12, max_tokens=600),
+        Agent(
+            HELPER,
+            model="m",
+            tools=first[1:],
+            agents=[helper],
+            max_turns=4,
+            model_timeout_s=12,
+            max_tokens=600,
+        ),
     )
 
 

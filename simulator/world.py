@@ -137,6 +137,8 @@ class World:
                     dispatch_wait_ms_max=plan.dispatch_wait_ms,
                     approval_timeout_ms=plan.approval_timeout_ms,
                     model_failures_max=6,
+                    child_depth_max=2,
+                    children_max=3,
                     finished_runs_retention_ms=plan.retention_ms,
                     retry_delay_ms_max=20_000,
                 ),
@@ -187,7 +189,7 @@ class World:
         built = replace(
             self._built,
             clock=clock,
-            agents=(self.agents[0], self.agents[2]) if is_old else self.agents,
+            agents=(self.agents[0], *self.agents[2:]) if is_old else self.agents,
             open_log=open_log,
         )
         process: Process
