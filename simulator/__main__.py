@@ -14,7 +14,8 @@ from typing import Any
 
 from simulator.life import live
 from simulator.plan import draw
-from simulator.runner import cores, run, tell
+from simulator.planted import PLANTS
+from simulator.runner import catch, cores, run, tell
 from simulator.seeds import KEPT
 
 
@@ -23,6 +24,7 @@ def options_of(given: Sequence[str] | None) -> argparse.Namespace:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--seeds", type=int, help="so many lives, from --first on, and the kept seeds")
     what.add_argument("--seed", type=int, help="one life, told in full")
+    what.add_argument("--planted", help="lives with planted bugs: the name of one, or all")
     parser.add_argument("--first", type=int, default=0, help="the first seed (%(default)s)")
     parser.add_argument("--jobs", type=int, default=cores(), help="processes (%(default)s)")
     return parser.parse_args(given)
@@ -50,6 +52,11 @@ def one(seed: int) -> dict[str, Any]:
 
 def main(given: Sequence[str] | None = None) -> int:
     options = options_of(given)
+    if options.planted is not None:
+        names = sorted(PLANTS) if options.planted == "all" else [options.planted]
+        report = catch(names, options.jobs)
+        print(json.dumps(report))
+        return int(report["caught"] < report["planted"])
     if options.seed is not None:
         report = one(options.seed)
     else:

@@ -56,6 +56,11 @@ EXPECTED_LETTERS: Final = frozenset(
 """Why a command or result that is none of the poison may be set aside."""
 
 
+SLOW_READING: Final = frozenset({"lag", "brake", "pause", "fate", "hold_sync"})
+"""Disturbances under which a running orchestrator may read a command late."""
+IN_TIME_MS: Final = 5_000
+
+
 class Checkers:
     def __init__(self, world: World) -> None:
         self._world = world
@@ -137,6 +142,7 @@ class Checkers:
         self._answers()
         self._letters()
         self._forged()
+        self._in_time()
         self._done()
         self._untrue()
         self._dispatches()
@@ -181,6 +187,19 @@ class Checkers:
                 sent = self._world.commands.get(event.cause or "")
                 if isinstance(event.body, ev.DecisionRecorded) and sent is not None and sent.is_forged:
                     raise Violated(Fault.DECISION_FORGED, f"{run_id}: {event}")
+
+    def _in_time(self) -> None:
+        """A decision that stood in the log in time does not lose to a timer that nobody was there to fire."""
+        if SLOW_READING.intersection(self._world.plan.weights):
+            return  # there who runs may read late
+        for run_id, pending in self._ledger.timed_out:
+            for asked in pending:
+                decided_ms = self._world.decided_ms.get(asked.token)
+                deadline_ms = asked.deadline_ms
+                if decided_ms is None or deadline_ms is None:
+                    continue
+                if decided_ms + IN_TIME_MS < deadline_ms:
+                    raise Violated(Fault.TIMER_FIRST, f"{run_id}: {asked}, decided at {decided_ms}")
 
     def _done(self) -> None:
         """What a group's committed map calls done was answered, durably."""

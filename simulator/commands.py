@@ -15,6 +15,7 @@ from perdure.topics.table import RUN_COMMANDS
 from simulator.service import AGENT, LATE_AGENT
 from simulator.world import Sent, World
 
+DECIDED: Final = b'"decided"'
 UNTIL_S: Final = (0.5, 5.0, 60.0, 900.0)
 
 
@@ -137,11 +138,15 @@ class Commands:
             verdict=verdict,
             token=token,
             decided_by="somebody",
-            result=self._random.choice((b'"decided"', b"{", None)) if verdict is Verdict.RAN else None,
+            result=self._random.choice((DECIDED, b"{", None)) if verdict is Verdict.RAN else None,
             message=self._random.choice((None, "so be it")),
         )
         is_allowed = token == question.token and verdict in question.verdicts
-        self.send(question.run_id, body, is_forged=not is_allowed)
+        sent = self._world.commands[self.send(question.run_id, body, is_forged=not is_allowed)]
+        is_valid = verdict is not Verdict.RAN or body.result == DECIDED
+        own = partition_of(question.run_id, self._world.plan.partitions)
+        if is_allowed and is_valid and sent.places and sent.places[0][1] == own:
+            self._world.decided_ms.setdefault(token, self._world.cluster.now_ms)
 
     def _questions(self) -> list[Approval]:
         found = self._world.ledger.questions

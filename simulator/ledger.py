@@ -10,6 +10,7 @@ from typing import Final
 from perdure.processors.machine.apply import appended, apply
 from perdure.processors.machine.children import held_for_children
 from perdure.processors.machine.lifecycle import IllegalEvent, IllegalMove
+from perdure.processors.machine.state import Pending
 from perdure.schemas import events as ev
 from perdure.schemas.codec import Undecodable, decode
 from perdure.schemas.keys import EventKey
@@ -28,7 +29,7 @@ from perdure.topics.table import INPUTS, TOPICS, Namespace, Role
 from simulator.marks import Marks
 from simulator.violation import Fault, Violated
 
-AFTER_END: Final = (ev.CommandRejected, ev.SurplusRecorded, ev.RunResumed, ev.RunPurged)
+AFTER_END: Final = (ev.CommandRejected, ev.SurplusRecorded, ev.RunResumed, ev.RunPurged, ev.ChildEnded)
 DIGEST_BYTES: Final = 8
 RECORDS_MAX: Final = 1_000_000
 
@@ -84,6 +85,7 @@ class Ledger(History):
         self.signals: dict[str, RunSignal] = {}
         self.letters: list[DeadLetter] = []
         self.licences: set[tuple[str, str, int]] = set()
+        self.timed_out: list[tuple[str, tuple[Pending, ...]]] = []
         self.answered: defaultdict[str, set[str]] = defaultdict(set)
         self._causes: set[tuple[str, str | None, bool]] = set()
         self._completed: set[tuple[str, int, str]] = set()
@@ -194,6 +196,8 @@ class Ledger(History):
             asked = before.call(body.call_id)
             if asked is not None and asked.attempt is not None:
                 self.licences.add((run_id, body.call_id, asked.attempt.number))
+        if isinstance(body, ev.RunTimedOut) and body.reason == "approval" and before is not None:
+            self.timed_out.append((run_id, before.pending))
         self._fold(event)
         self.committed.append(Committed(record.partition, record.offset, run_id, event.seq, event))
         self.count += 1

@@ -16,10 +16,9 @@ from perdure.topics.log import GroupProtocol
 
 DISTURBANCES: Final = (
     "kill", "fuse", "brake", "pause", "go_on", "start", "stop", "lose_disk", "break_disk",
-    "fate", "release", "markers", "late_records", "hold_sync", "coordinator", "evict", "lag", "slowness", "deafness",
-    "jump", "compact", "outage", "publish",
-    "submit", "cancel", "resume",
-    "fork", "signal", "decide", "decide_wrongly", "repeat_command",
+    "fate", "release", "markers", "late_records", "hold_sync", "coordinator", "evict",
+    "lag", "slowness", "deafness", "jump", "compact", "outage", "publish",
+    "submit", "cancel", "resume", "fork", "signal", "decide", "decide_wrongly", "repeat_command",
     "poison_command", "poison_result", "poison_request", "repeat_result",
 )  # fmt: skip
 """Names of methods: of ``disturbances``, ``commands`` and ``poison``."""

@@ -14,7 +14,6 @@ from unittest import mock
 
 from simulator import planted_executor, planted_machine, planted_orchestrator
 from simulator.life import Lived, live
-from simulator.seeds import PINNED
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +44,3 @@ def live_with(name: str, seed: int) -> Lived:
     """A seed's life with a planted bug in it."""
     with planted(name):
         return live(seed)
-
-
-def is_caught(name: str) -> bool:
-    """On its pinned seed."""
-    return live_with(name, PINNED[name]).violation is not None

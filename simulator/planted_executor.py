@@ -23,8 +23,15 @@ from perdure.processors.tool_executor import ToolExecutor
 from perdure.schemas.requests import ModelRequest
 from perdure.schemas.results import Declined, ResultBody
 from perdure.schemas.values import DeclineReason
-from perdure.topics.log import CommitOutcome, CommitStatus, CommittedOffset, Isolation, Record, TopicPartition
-from perdure.topics.log import Watermarks
+from perdure.topics.log import (
+    CommitOutcome,
+    CommitStatus,
+    CommittedOffset,
+    Isolation,
+    Record,
+    TopicPartition,
+    Watermarks,
+)
 from perdure.topics.model_fetch import Fetcher, Reading
 from perdure.topics.model_partition import Fetched, ModelPartition
 

@@ -44,7 +44,7 @@ class WithoutOffsets:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._producer, name)
 
-    def send_offsets(self, offsets: Sequence[Position], group: GroupMetadata, timeout_s: float) -> None:
+    def send_offsets(self, _: Sequence[Position], group: GroupMetadata, timeout_s: float) -> None:
         self._producer.send_offsets((), group, timeout_s)
 
 
@@ -62,7 +62,7 @@ def rows_before_commit() -> Patches:
             at: log.watermarks(at, Isolation.UNCOMMITTED, 1.0).end + count - 1 for at, count in ends.items()
         }
         batch.write(tracked)
-        with mock.patch.object(batch, "write", lambda _: None):
+        with mock.patch.object(batch, "write"):
             original(self, batch, records)
 
     original = Processing._commit

@@ -12,9 +12,13 @@ from typing import Any, Final
 
 from simulator.life import Lived, live
 from simulator.marks import EXPECTED
+from simulator.planted import PLANTS, live_with
+from simulator.seeds import PINNED
 
 MARKS_FROM_SEEDS: Final = 2_000
 """From so many seeds on, a mark that never occurred is a failure."""
+SEARCHED_SEEDS_MAX: Final = 150
+VIOLATION_CHARS: Final = 160
 CHUNK: Final = 4
 TELL_EVERY: Final = 200
 
@@ -57,6 +61,40 @@ def run(seeds: list[int], jobs: int) -> dict[str, Any]:
         "virtual_hours": round(virtual_s / 3600, 1),
         "seconds": round(took_s, 1),
     }
+
+
+def catch(names: list[str], jobs: int) -> dict[str, Any]:
+    """Catch every planted bug: on its pinned seed, or else, where the world has changed, on another one."""
+    began_s = time.monotonic()
+    caught: dict[str, int] = {}
+    missed: list[str] = []
+    with ProcessPoolExecutor(jobs) as pool:
+        for name, found in zip(names, pool.map(_caught, names), strict=True):
+            if found is None:
+                missed.append(name)
+                tell(f"MISSED  {name}: {PLANTS[name].what}")
+                continue
+            seed, violation = found
+            caught[name] = seed
+            tell(f"caught  {name} by seed {seed}: {violation[:VIOLATION_CHARS]}")
+    moved = {name: seed for name, seed in caught.items() if seed != PINNED.get(name)}
+    return {
+        "planted": len(names),
+        "caught": len(caught),
+        "missed": missed,
+        "moved": moved,
+        "seconds": round(time.monotonic() - began_s, 1),
+    }
+
+
+def _caught(name: str) -> tuple[int, str] | None:
+    """The seed that catches it, and as what."""
+    pinned = [PINNED[name]] if name in PINNED else []
+    for seed in [*pinned, *range(SEARCHED_SEEDS_MAX)]:
+        violation = live_with(name, seed).violation
+        if violation is not None:
+            return seed, violation
+    return None
 
 
 def cores() -> int:

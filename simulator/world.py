@@ -107,6 +107,8 @@ class World:
         self.disks: list[SimStores] = []
         self.seen: list[Seen] = []
         self.commands: dict[str, Sent] = {}
+        self.decided_ms: dict[str, int] = {}
+        """When a question, by its token, was decided as it may be."""
         self.poison: set[tuple[str, int, int]] = set()
         self.lag = 0.0
         self.deafness = 0.0
