@@ -6,11 +6,13 @@ from typing import Final
 
 from perdure.topics.log import TopicPartition
 from perdure.topics.model_faults import Api, Fate, GroupLog, MarkerTarget
+from perdure.topics.model_transaction import TransactionState
 from perdure.topics.table import RUN_COMMANDS, RUN_EVENTS, TOPICS, Role
 from simulator.world import NAMES, Process, World
 
 CALLS_MAX: Final = 60
 """Calls to the log until a fuse has burnt down."""
+LATE_MS_MAX: Final = 20_000
 DAYS_MS: Final = 24 * 3_600_000
 APIS: Final = {
     Role.ORCHESTRATOR: (Api.END_TXN, Api.END_TXN, Api.TXN_OFFSETS, Api.INIT, Api.PRODUCE),
@@ -123,6 +125,17 @@ class Disturbances:
             self._world.ledger.may_read_again = True
         self._world.marks.add(f"fate_{api.value}_{fate.value}")
         self._world.cluster.faults.inject(api, who, fate, self._random.choice((1, 1, 1, 3)))
+        if fate in {Fate.HELD, Fate.RESENT} and self._random.random() < 0.8:
+            self._world.cluster.schedule(self._random.randint(50, LATE_MS_MAX), lambda: self._late(api, who))
+
+    def _late(self, api: Api, who: str) -> None:
+        """A frame arrives late, in the middle of whatever its process does by then."""
+        world = self._world
+        state = world.cluster.transactions.state_of(who) if api is Api.END_TXN else None
+        arrived = world.cluster.faults.release(api, who)
+        if arrived:
+            is_open = state is TransactionState.ONGOING
+            world.marks.add("late_end_on_a_later_transaction" if is_open else f"late_{api.value}")
 
     def release(self) -> None:
         """What was held arrives now, on whatever goes on then."""

@@ -42,6 +42,34 @@ ENDS: Final = (
 RARE_ENDS: Final = {"large": 0.05, "deaf": 0.3}
 RARE_REPLIES: Final = {"large": 0.05, "permanent": 0.3}
 
+THEMES: Final[Mapping[str, Mapping[str, float]]] = {
+    "zombies": {
+        "brake": 5, "pause": 3, "go_on": 4, "start": 3, "evict": 2, "kill": 1, "signal": 1, "submit": 1,
+    },
+    "commits": {
+        "fate": 6, "release": 1, "markers": 2, "late_records": 1, "kill": 2, "fuse": 2, "brake": 2,
+        "submit": 1,
+    },
+    "takeovers": {"fuse": 3, "kill": 3, "start": 3, "markers": 4, "brake": 2, "lose_disk": 1, "submit": 1},
+    "claims": {
+        "fuse": 4, "brake": 4, "kill": 2, "fate": 2, "slowness": 3, "evict": 4, "start": 4, "release": 2,
+    },
+    "people": {
+        "cancel": 3, "resume": 4, "decide_wrongly": 2, "signal": 3, "repeat_command": 2, "fork": 1, "kill": 1,
+        "submit": 1,
+    },
+    "ages": {"outage": 2, "compact": 2, "submit": 3, "kill": 1, "fuse": 1, "publish": 1, "resume": 1},
+    "garbage": {
+        "poison_command": 3, "poison_result": 2, "poison_request": 1, "repeat_result": 3, "repeat_command": 3,
+        "fate": 3, "fuse": 2, "kill": 1, "submit": 2,
+    },
+}  # fmt: skip
+"""What seeds may be about: a few disturbances that belong together, often."""
+CALLED: Final[Mapping[str, float]] = {
+    "answer": 2, "crash_after": 2, "crash_before_landing": 2, "lands_later": 2, "slow": 2, "too_slow": 1,
+    "connection": 1,
+}  # fmt: skip
+
 TAKEN_SHARE: Final = 0.55
 
 
@@ -54,6 +82,7 @@ class Plan:
     """
 
     seed: int
+    theme: str
     partitions: int
     runs: int
     disturbances: int
@@ -82,20 +111,31 @@ class Plan:
 def draw(seed: int) -> Plan:
     """The plan of a seed."""
     random = seeded(seed)
+    theme = random.choice(("mixed", "mixed", "mixed", *THEMES))
+    weights = _swarm(random, DISTURBANCES, RARE, ALWAYS)
+    ends = _swarm(random, ENDS, RARE_ENDS, {"answer": 4.0})
+    orchestrators = random.choice((1, 1, 2))
+    if theme in THEMES:
+        weights = {**ALWAYS, **THEMES[theme]}
+    if theme == "claims":
+        ends = dict(CALLED)
+    if theme == "zombies":
+        orchestrators = 2
     return Plan(
         seed=seed,
+        theme=theme,
         partitions=random.choice((1, 1, 2, 3)),
         runs=random.randint(2, 5),
         disturbances=random.choice((8, 15, 25, 40)),
         processes={
-            "orchestrator": random.choice((1, 1, 2)),
+            "orchestrator": orchestrators,
             "model-caller": random.choice((1, 1, 2)),
             "tool-executor": random.choice((1, 2, 2)),
         },
         protocol=random.choice((GroupProtocol.CONSUMER, GroupProtocol.COOPERATIVE)),
-        weights=_swarm(random, DISTURBANCES, RARE, ALWAYS),
+        weights=weights,
         replies=_swarm(random, REPLIES, RARE_REPLIES, {"calls": 10.0, "end": 1.0}),
-        ends=_swarm(random, ENDS, RARE_ENDS, {"answer": 4.0}),
+        ends=ends,
         skew_ms=random.choice((0, 50, 900)),
         drift=random.choice((0.0, 0.0, 0.005)),
         cache_bytes=random.choice((0, 2_000, 1 << 20)),

@@ -34,8 +34,7 @@ from perdure.topics.log import (
 )
 from perdure.topics.model_fetch import Fetcher, Reading
 from perdure.topics.model_partition import Fetched, ModelPartition
-
-Patches = list[tuple[object, str, object]]
+from simulator.patching import Patches, always
 
 
 def done_before_durable() -> Patches:
@@ -58,7 +57,7 @@ def done_before_durable() -> Patches:
 
 def execute_suspects() -> Patches:
     """What an earlier owner may have begun is simply executed."""
-    return [(Partition, "is_suspect", lambda *_: False)]
+    return [(Partition, "is_suspect", always(value=False))]
 
 
 def execute_without_claim() -> Patches:
@@ -162,7 +161,7 @@ def map_ignored() -> Patches:
 
 def no_doubt() -> Patches:
     """Without a usable map nothing is in doubt."""
-    return [(TakeOver, "_in_doubt", lambda *_: OffsetMap())]
+    return [(TakeOver, "_in_doubt", always(OffsetMap()))]
 
 
 def start_at_the_end() -> Patches:

@@ -17,8 +17,7 @@ from perdure.processors.orchestrator import outgoing
 from perdure.schemas import events as ev
 from perdure.schemas.outputs import Outcome
 from perdure.schemas.values import ResultSource, Usage
-
-Patches = list[tuple[object, str, object]]
+from simulator.patching import Patches, always
 
 
 def believe_negative_at_once() -> Patches:
@@ -104,7 +103,7 @@ def usage_twice() -> Patches:
 
 def late_usage_forgotten() -> Patches:
     """An answer that comes too late costs nothing."""
-    return [(replies, "_late", lambda *_: None)]
+    return [(replies, "_late", always(None))]
 
 
 def no_reservation() -> Patches:
@@ -141,12 +140,12 @@ def one_outcome_per_run() -> Patches:
 
 def questions_stay() -> Patches:
     """A question that nobody need answer any more stays in the inbox."""
-    return [(project, "_withdrawn", lambda *_: [])]
+    return [(project, "_withdrawn", always([]))]
 
 
 def any_token() -> Patches:
     """Any resume token will do."""
-    return [(decisions, "token_fault", lambda *_: None)]
+    return [(decisions, "token_fault", always(None))]
 
 
 def key_with_attempt() -> Patches:

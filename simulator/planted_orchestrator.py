@@ -29,8 +29,7 @@ from perdure.topics.log import (
 )
 from perdure.topics.model_transactional import ModelTransactionalProducer, ProducerState
 from perdure.topics.table import DEAD_LETTERS, RUN_EVENTS
-
-Patches = list[tuple[object, str, object]]
+from simulator.patching import Patches
 
 commit_transaction: Final[Callable[..., Mapping[TopicPartition, int]]] = transaction.commit_transaction
 
@@ -117,14 +116,19 @@ def empty_offsets() -> Patches:
     return [(processing, "commit_transaction", commit)]
 
 
+class Stranger(GroupMetadata):
+    """Somebody who never joined, and says that it is a member."""
+
+    @property
+    def is_member(self) -> bool:
+        return True
+
+
 def fresh_group_metadata() -> Patches:
     """The membership is asked for at commit: that of somebody who is no member, and is not fenced."""
 
     def commit(producer: Any, group: GroupMetadata, *rest: Any) -> Mapping[TopicPartition, int]:
-        class Member(GroupMetadata):
-            is_member = True
-
-        return commit_transaction(producer, Member(group.group, -1, ""), *rest)
+        return commit_transaction(producer, Stranger(group.group, -1, ""), *rest)
 
     return [(processing, "commit_transaction", commit)]
 
