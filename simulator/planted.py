@@ -6,7 +6,7 @@ switches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -32,7 +32,7 @@ PLANTS: Final[Mapping[str, Plant]] = {
 
 
 @contextmanager
-def planted(name: str) -> Iterator[None]:
+def planted(name: str) -> Generator[None]:
     """While inside, the product has this bug."""
     with ExitStack() as stack:
         for owner, attribute, instead in PLANTS[name].patches():

@@ -242,7 +242,7 @@ def _surplus(run: Run, at_ms: int, body: ev.SurplusRecorded) -> Run:
         return calls.claim_attempt(run, body.request_id, at_ms)
     if body.told is not None:
         run = replace(run, texts=(*run.texts, body.told))
-    return calls.close_attempt(run, body.request_id) if body.closes_attempt else run
+    return calls.close_attempt(run, body.request_id, body.kind) if body.closes_attempt else run
 
 
 def _purged(run: Run) -> Run:

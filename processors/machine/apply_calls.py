@@ -66,13 +66,17 @@ def resting_state(run: Run) -> RunState:
     return RunState.RUNNING
 
 
-def close_attempt(run: Run, request_id: str) -> Run:
-    """Mark the attempt with this request id as over: nothing more is to be heard of it."""
+def close_attempt(run: Run, request_id: str, kind: str) -> Run:
+    """Mark the attempt with this request id as over: nothing more is to be heard of it. ``kind``: of what was
+    heard.
+    """
     run = replace(run, loose=tuple(end for end in run.loose if end.request_id != request_id))
     for call in run.calls:
         if call.attempt is not None and call.attempt.request_id == request_id:
             attempt = replace(call.attempt, is_open=False)
-            return _put(run, replace(call, attempt=attempt, is_given_up=False))
+            is_proof = kind != "Declined" or call.effect is Effect.NON_IDEMPOTENT
+            may_have_run = call.may_have_run or not is_proof
+            return _put(run, replace(call, attempt=attempt, is_given_up=False, may_have_run=may_have_run))
     return run
 
 
@@ -239,11 +243,15 @@ def _waiting(run: Run, call: Call, body: CallEvent) -> Call:
 
 def _may_have_run(call: Call, reason: str) -> bool:
     """Whether an attempt that ended so may have done what it was asked."""
-    return reason in UNKNOWN or (reason == "suspect" and call.effect is not Effect.NON_IDEMPOTENT)
+    return reason in UNKNOWN or (reason in UNCLAIMED and call.effect is not Effect.NON_IDEMPOTENT)
 
 
 UNKNOWN = frozenset({"deadline", "aborted", "connection", "exception", "watchdog"})
 """Reasons of ended attempts that do not tell whether they were executed."""
+UNCLAIMED = frozenset({"suspect", "cancelled", "expired", "unavailable", "late_claim"})
+"""Reasons that prove something only of a call that needs a claim: of another one, the worker that handed it
+back may not have been the first to read it.
+"""
 COUNTED = frozenset(
     {"not_executed", "deadline", "aborted", "connection", "exception", "watchdog", "undecodable"}
 )

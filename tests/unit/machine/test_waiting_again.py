@@ -92,6 +92,15 @@ def test_a_suspect_after_the_end_of_a_call_that_needs_no_claim_may_have_run(runn
     assert "may or may not" in running.last_message()["content"][0]["content"]
 
 
+def test_a_decline_after_the_end_of_a_call_that_needs_no_claim_proves_nothing(running: Any) -> None:
+    """Whoever handed it back need not have been the first to read it: the first may have executed it."""
+    running.ask_tools("put")
+    running.command(Cancel("enough"))
+    running.tool_result("t10", rs.Declined(DeclineReason.CANCELLED))
+    running.command(Resume())
+    assert "may or may not" in running.last_message()["content"][0]["content"]
+
+
 def test_a_queued_run_has_no_timer_of_the_calls_that_it_holds(running: Any) -> None:
     """What its last execution left open is looked at when it starts; a timer would find nothing to do."""
     resumed_without_a_slot(running, "wire")
