@@ -8,7 +8,7 @@ from simulator.life import live
 from simulator.planted import PLANTS, live_with
 from simulator.seeds import PINNED
 
-PLANTED_MIN = 10
+PLANTED_MIN = 25
 
 
 def test_there_are_enough_planted_bugs() -> None:
