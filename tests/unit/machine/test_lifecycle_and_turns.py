@@ -113,7 +113,18 @@ def test_the_whole_transcript_has_the_digest_that_the_pieces_led_to(running: Any
     (whole,) = whole_requests(running.run, running.messages)
     assert whole.request_id == request.request_id
     assert extend_digest(whole.base_digest, *whole.messages) == whole.digest == request.digest
+
+
+def test_the_whole_transcript_is_sent_once_however_often_it_is_asked_for(running: Any) -> None:
+    """After a take-over the first request may be read, and missed, again; that is no mismatch."""
+    running.ask_tools("look")
+    running.tool_result("t10", rs.Completed(b'"x"'))
     running.model_result(rs.NeedTranscript())
+    running.model_result(rs.NeedTranscript())
+    assert running.run.state == RunState.RUNNING
+    assert running.last.outputs == ()
+    message = "the whole transcript that was sent has another digest than the run's"
+    running.model_result(rs.ModelFailed("i-1", "transcript_mismatch", is_retryable=False, message=message))
     assert running.run.state == RunState.FAILED
     assert running.run.closed.code == "transcript_mismatch"
 
