@@ -68,11 +68,13 @@ format: setup ## let ruff format and mend what it can
 bench: setup ## measure, and print JSON
 	@$(PY) -m benchmarks $(ARGS)
 
+# Extras stay in the lock: without them pip, checking hashes, looks at the newest release of what is asked for with
+# an extra before it looks at the pin, and refuses it (`coverage[toml]` the day after coverage had a release).
 lock: setup ## compile requirements/*.txt again; UPGRADE=1 takes newer versions
-	.venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
+	.venv/bin/uv pip compile --quiet --universal --python-version 3.11 --no-strip-extras --generate-hashes --no-header \
 		$(if $(call on,$(UPGRADE)),--upgrade) --all-extras --output-file requirements/dev.txt \
 		pyproject.toml requirements/dev.in
-	.venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
+	.venv/bin/uv pip compile --quiet --universal --python-version 3.11 --no-strip-extras --generate-hashes --no-header \
 		--extra all --constraint requirements/dev.txt --no-annotate --output-file requirements/runtime.txt \
 		pyproject.toml
 
