@@ -92,13 +92,9 @@ def leave_loose(run: Run) -> Run:
 
 def claim_attempt(run: Run, request_id: str, at_ms: int) -> Run:
     """Note that the attempt with this request id may be executing, if it is still open."""
-    return _changed_open_attempt(run, request_id, started_ms=at_ms)
-
-
-def _changed_open_attempt(run: Run, request_id: str, **changes: int | bool) -> Run:
     for call in run.calls:
         if call.attempt is not None and call.attempt.request_id == request_id and call.attempt.is_open:
-            return _put(run, replace(call, attempt=replace(call.attempt, **changes)))
+            return _put(run, replace(call, attempt=replace(call.attempt, started_ms=at_ms)))
     return run
 
 
@@ -106,7 +102,7 @@ def keep_late(run: Run, call_id: str, content: bytes, *, is_error: bool) -> Run:
     """Keep what a tool answered after its run had ended, or after a synthetic result had taken its place."""
     call = run.call(call_id)
     if call is None:
-        return run
+        raise IllegalEvent(f"a late result of call {call_id}, which turn {run.turn} does not have")
     if not call.is_synthetic:
         return _put(run, replace(call, late_content=content, is_late_error=is_error))
     run = _put(run, replace(call, content=content, is_error=is_error, is_synthetic=False))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, assert_never
 
 from perdure.processors.machine import ambiguity
 from perdure.processors.machine.apply_calls import is_seen
@@ -153,6 +153,8 @@ def _follow(draft: Draft, body: cmd.Decide) -> None:
             answer_error(
                 draft, body.call_id, (body.message or "").strip() or GIVE_UP_TEXT, ResultSource.DECIDED
             )
+        case _:
+            assert_never(body.verdict)
 
 
 def _content(result: bytes) -> bytes:

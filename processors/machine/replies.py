@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import assert_never
+
 from msgspec.structs import replace
 
 from perdure.processors.machine.assistant import AssistantMessage, MalformedReply, normalise_assistant
@@ -49,6 +51,8 @@ def decide_reply(draft: Draft, result: rs.Result) -> None:
             end_model_attempt(draft, model, "undecodable", body.reason, delay_ms, Usage())
         case rs.Started() | rs.Completed() | rs.Failed() | rs.Reconciled() | rs.Lost():
             _late(draft, result, "not_for_a_model_request")
+        case _:
+            assert_never(body)
 
 
 def _late(draft: Draft, result: rs.Result, reason: str) -> None:

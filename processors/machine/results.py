@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import assert_never
+
 from perdure.processors.machine import ambiguity
 from perdure.processors.machine.draft import Draft
 from perdure.processors.machine.late import record_late
@@ -61,6 +63,8 @@ def _attempt(draft: Draft, call: Call, result: rs.Result) -> None:
             end_failed(draft, call, "undecodable", body.reason)
         case rs.Reconciled() | rs.Lost() | rs.ModelReplied() | rs.ModelFailed() | rs.NeedTranscript():
             record_surplus(draft, result, "not_for_a_tool_call")
+        case _:
+            assert_never(body)
 
 
 def _started(draft: Draft, call: Call, result: rs.Result, body: rs.Started) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, assert_never
 
 from perdure.processors.machine.state import Call, CallPhase, Run
 from perdure.schemas.values import Effect, RunState
@@ -46,6 +46,8 @@ def call_due_ms(call: Call) -> int | None:
             return call.due_ms
         case CallPhase.REQUESTED | CallPhase.AMBIGUOUS | CallPhase.AWAITING_DECISION | CallPhase.DONE:
             return None
+        case _:
+            assert_never(call.phase)
 
 
 def purgeable_ms(run: Run) -> int | None:

@@ -89,4 +89,4 @@ def _call(draft: Draft, call: Call) -> None:
         case CallPhase.WITH_CHILD:
             give_up_child(draft, call)
         case CallPhase.REQUESTED | CallPhase.AMBIGUOUS | CallPhase.AWAITING_DECISION | CallPhase.DONE:
-            return
+            raise AssertionError(f"a call in {call.phase} has no timer")

@@ -20,6 +20,7 @@ from perdure.processors.machine.inputs import (
     ResultInput,
     Source,
     StartInput,
+    Tell,
     TimerInput,
 )
 from perdure.processors.machine.project import Projected, project
@@ -69,6 +70,8 @@ class Driver:
         self.token_keys = TokenKeys(b"key")
         self.price: Price | None = None
         self.source: Source | None = None
+        self.run_id = RUN_ID
+        self.tell: Callable[[Tell], None] | None = None
         self.run_or_none: Run | None = None
         self.events: list[Event] = []
         self.records: list[Projected] = []
@@ -113,11 +116,14 @@ class Driver:
             assert fold(self.events) == self.run_or_none
             shared = self.run.shared.message_count if self.run.shared else 0
             assert shared + len(self.messages) == self.run.message_count
+        for output in self.last.outputs:
+            if self.tell is not None and isinstance(output, Tell):
+                self.tell(output)
         return self.last
 
-    def command(self, body: CommandBody, command_id: str | None = None, run_id: str = RUN_ID) -> Decided:
+    def command(self, body: CommandBody, command_id: str | None = None, run_id: str | None = None) -> Decided:
         self._count += 1
-        return self.feed(CommandInput(run_id, command_id or f"c{self._count}", Command(body)))
+        return self.feed(CommandInput(run_id or self.run_id, command_id or f"c{self._count}", Command(body)))
 
     def submit(self, text: str = "hello", **changes: Any) -> Decided:
         return self.command(Submit("a", json.dumps(text).encode(), **changes))
@@ -133,10 +139,10 @@ class Driver:
         due_ms = next_due_ms(self.run)
         assert due_ms is not None
         self.now_ms = max(self.now_ms, due_ms)
-        return self.feed(TimerInput(RUN_ID))
+        return self.feed(TimerInput(self.run_id))
 
     def start(self) -> Decided:
-        return self.feed(StartInput(RUN_ID))
+        return self.feed(StartInput(self.run_id))
 
     def model_result(self, body: rs.ResultBody, **changes: Any) -> Decided:
         """A result for the pending model request."""
@@ -144,7 +150,7 @@ class Driver:
         self._count += 1
         fields: dict[str, Any] = {
             "result_id": f"r{self._count}",
-            "run_id": RUN_ID,
+            "run_id": self.run_id,
             "turn": model.turn if model else self.run.turn,
             "call_id": "",
             "attempt": model.attempt if model else 1,
@@ -188,7 +194,7 @@ class Driver:
         self._count += 1
         fields: dict[str, Any] = {
             "result_id": f"r{self._count}",
-            "run_id": RUN_ID,
+            "run_id": self.run_id,
             "turn": self.run.turn,
             "call_id": call_id,
             "attempt": attempt.number if attempt else 1,
