@@ -30,7 +30,7 @@ from perdure.processors.machine.tokens import TokenKeys
 from perdure.schemas import results as rs
 from perdure.schemas.commands import Command, CommandBody, Decide, Submit
 from perdure.schemas.definition import AgentDefinition, ToolDefinition
-from perdure.schemas.events import Event
+from perdure.schemas.events import CommandRejected, Event
 from perdure.schemas.requests import ModelRequest, ToolRequest
 from perdure.schemas.values import Effect, Usage, Verdict
 
@@ -88,6 +88,12 @@ class Driver:
     def kinds(self) -> list[str]:
         """Names of the events that answered the last input."""
         return [type(event.body).__name__ for event in self.last.events]
+
+    @property
+    def rejections(self) -> list[str]:
+        """The reasons with which the last input was rejected."""
+        bodies = (event.body for event in self.last.events)
+        return [body.reason for body in bodies if isinstance(body, CommandRejected)]
 
     def feed(self, given: Input) -> Decided:
         """Give the machine one input, apply and project its answer."""

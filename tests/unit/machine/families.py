@@ -30,10 +30,10 @@ class Family:
     ) -> None:
         self._definition = definition or parent_agent()
         self._settings = settings
-        self.drivers: dict[str, Driver] = {}
+        self.drivers: dict[str, Any] = {}
         self.root = self._add(RUN_ID)
 
-    def child(self, place: str = "1.0") -> Driver:
+    def child(self, place: str = "1.0") -> Any:
         """The child of the call at this place (turn.index) of the root."""
         return self.drivers[f"{RUN_ID}~c.{place}"]
 
@@ -45,7 +45,7 @@ class Family:
     def submit(self, budget: Budget | None = None, **changes: Any) -> None:
         self.root.submit(budget=budget, **changes)
 
-    def _add(self, run_id: str) -> Driver:
+    def _add(self, run_id: str) -> Any:
         driver = self.drivers[run_id] = Driver(self._definition, self._settings)
         driver.run_id, driver.tell = run_id, self._tell
         return driver

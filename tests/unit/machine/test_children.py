@@ -17,7 +17,7 @@ from tests.unit.machine.conftest import Driver, agent, use
 from tests.unit.machine.families import Family, helper, parent_agent
 
 
-def asked(family: Family, **arguments: Any) -> Driver:
+def asked(family: Family, **arguments: Any) -> Any:
     """The root asks its helper; the child that came of it."""
     family.submit()
     family.root.reply(use("helper", "t10", **arguments))
@@ -288,6 +288,6 @@ def test_a_resumed_child_with_a_budget_needs_a_new_one() -> None:
     child = family.child()
     child.command(Cancel("enough"))
     child.command(Resume())
-    assert child.last.events[0].body.reason == "budget_returned"
+    assert child.rejections == ["budget_returned"]
     child.command(Resume(budget=Budget(input_tokens=9_000)))
     assert child.run.state is RunState.RUNNING
