@@ -21,7 +21,9 @@ import perdure
 ROOT = Path(__file__).parents[2]
 LAYERS = ("connectors", "console", "processors", "schemas", "testing", "topics")
 HEAVY = ("anthropic", "confluent_kafka", "faust", "fastavro", "rich", "rocksdict", "starlette", "typer")
-LOCKED_LINE = re.compile(r"^(?P<name>[a-z0-9-]+)==(?P<version>[^ ]+)(?: ; (?P<marker>.+))? \\$")
+LOCKED_LINE = re.compile(
+    r"^(?P<name>[a-z0-9-]+)(?P<extras>\[[a-z0-9,-]+\])?==(?P<version>[^ ]+)(?: ; (?P<marker>.+))? \\$"
+)
 
 
 @pytest.fixture(scope="module")
@@ -179,3 +181,19 @@ def test_locks_carry_hashes_and_nothing_of_the_machine(name: str) -> None:
         assert line.startswith(("    --hash=sha256:", "    #")) or LOCKED_LINE.match(line), line
         assert not LOCKED_LINE.match(line) or following.startswith("    --hash=sha256:"), line
         assert "//" not in line
+
+
+def test_what_is_asked_for_with_an_extra_is_pinned_with_it() -> None:
+    """Otherwise pip, checking hashes, meets the newest release before the pin, and refuses the whole lock."""
+    text = (ROOT / "requirements" / "dev.txt").read_text()
+    found = [match for line in text.splitlines() if (match := LOCKED_LINE.match(line))]
+    pinned = {match["name"]: set((match["extras"] or "").strip("[]").split(",")) for match in found}
+    for name in pinned:
+        try:
+            wanted = importlib.metadata.requires(name) or []
+        except importlib.metadata.PackageNotFoundError:
+            continue  # of another platform
+        for each in map(Requirement, wanted):
+            applies = each.marker is None or each.marker.evaluate({"extra": ""})
+            if applies and (other := canonicalize_name(each.name)) in pinned:
+                assert each.extras <= pinned[other], f"{name} asks for {each}"
