@@ -27,6 +27,8 @@ USAGE_FIELDS: Final = (
     "cache_creation_input_tokens",
     "cache_read_input_tokens",
 )
+TOKENS_MAX: Final = 1_000_000_000
+"""More in one reply is no count: sums and prices of it would leave what a record can hold."""
 PIECES: Final = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "partial_json"}
 """Deltas that lengthen a field: delta type -> the delta's own field."""
 
@@ -149,7 +151,7 @@ class StreamedReply:
         usage = {} if told is None else _object(told)
         for name in USAGE_FIELDS:
             count = usage.get(name)
-            if isinstance(count, int) and count >= 0:
+            if isinstance(count, int) and 0 <= count <= TOKENS_MAX:
                 self._usage[name] = count
 
     def _extend(self, index: int, delta: Mapping[str, Any]) -> None:

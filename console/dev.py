@@ -50,6 +50,7 @@ def dev(
     session: Session = ctx.obj
     if app is not None:
         session.flags = {**session.flags, "app": app}
+    _check_app(session)
     stop = threading.Event()
     with _stopping(stop), _broker(session, folder, port) as bootstrap:
         session.flags = {**session.flags, "bootstrap": bootstrap}
@@ -127,6 +128,15 @@ def _roles(session: Session) -> tuple[Role, ...]:
     else:
         session.note("No --app module:object: no tools are served.")
     return tuple(roles)
+
+
+def _check_app(session: Session) -> None:
+    """Raise what is wrong with the agents: the workers would end of it again and again."""
+    from perdure.connectors.agent import load_app
+
+    place = session.settings.app
+    if place is not None:
+        load_app(place)
 
 
 @contextmanager

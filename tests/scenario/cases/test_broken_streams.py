@@ -78,6 +78,17 @@ def test_cache_tokens_count_against_a_budget_of_their_own() -> None:
         assert run.usage.cache_read_tokens <= 2_000
 
 
+@pytest.mark.parametrize("count", [10**9 + 1, 2**63 - 1, 2**63, 10**30])
+def test_a_usage_that_no_reply_can_have_stops_no_worker(count: int) -> None:
+    """It is passed over, as a negative one is: neither the result nor the run's sum outgrows its record."""
+    absurd = stream(CALL, stop_reason="tool_use", output_tokens=count)
+    with TestBed(AGENT, model=WireModel([], streams=[absurd, DONE])) as bed:
+        run = bed.submit("go")
+        bed.settle()
+        assert (run.state, RAN) == ("completed", {"hello": 1})
+        assert run.usage.output_tokens == 1 + FULL.output_tokens
+
+
 @pytest.mark.parametrize(
     "raw", ["", "{", '{"text": "hel', "[]", '"hello"', "null", "7", "{}x", '{"text": NaN}', '{"a":1,"a":2}']
 )
