@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 from unittest import mock
 
-from perdure.processors.executor import assignment as assignments
 from perdure.processors.executor.assignment import TakeOver
-from perdure.processors.executor.claims import Claims, Verdict
-from perdure.processors.executor.dispatch import Dispatch
+from perdure.processors.executor.claims import Claims
 from perdure.processors.executor.intake import Intake
 from perdure.processors.executor.partition import Partition
 from perdure.processors.executor.results import Results, Then
-from perdure.processors.executor.running import Call, Running
+from perdure.processors.executor.running import Call
 from perdure.processors.executor.work import Claim
 from perdure.processors.headers import RequestIdentity
 from perdure.processors.model_caller import ModelCaller
@@ -24,8 +21,6 @@ from perdure.schemas.requests import ModelRequest
 from perdure.schemas.results import Declined, ResultBody
 from perdure.schemas.values import DeclineReason
 from perdure.topics.log import (
-    CommitOutcome,
-    CommitStatus,
     CommittedOffset,
     Isolation,
     Record,
@@ -74,36 +69,6 @@ def execute_without_claim() -> Patches:
     return [(ToolExecutor, "read", read)]
 
 
-def forget_the_lease() -> Patches:
-    """A claim is good for ever."""
-
-    def ripe(self: Claims) -> tuple[list[Call], list[Call]]:
-        self._results.poll()
-        ready = [call for call in self.pending if call.is_told]
-        self.pending = [call for call in self.pending if not call.is_told]
-        return ready, []
-
-    async def attempt(self: Running, call: Call) -> ResultBody:
-        call.claimed_s = None
-        return await original(self, call)
-
-    original = Running._attempt
-    return [(Claims, "ripe", ripe), (Running, "_attempt", attempt)]
-
-
-def start_before_told() -> Patches:
-    """A call starts before its Started record is acknowledged."""
-
-    def claim(self: Claims, calls: Any, partitions: Any) -> Verdict:
-        verdict = original(self, calls, partitions)
-        for call in self.pending:
-            call.is_told = True
-        return verdict
-
-    original = Claims.claim
-    return [(Claims, "claim", claim)]
-
-
 def no_started_record() -> Patches:
     """A claim is committed, and no Started record says so."""
 
@@ -111,39 +76,6 @@ def no_started_record() -> Patches:
         call.is_told = True
 
     return [(Claims, "_tell_started", tell_started)]
-
-
-def suspect_at_once() -> Patches:
-    """A suspect is told without waiting for the lease of the earlier owner."""
-
-    def partition(*given: Any, **named: Any) -> Partition:
-        return Partition(*given, **{**named, "tell_at_s": -math.inf})
-
-    return [(assignments, "Partition", partition)]
-
-
-def unknown_commit_is_refused() -> Patches:
-    """A commit of which nobody knows counts as refused: the member goes on."""
-
-    def judge(self: Claims, outcome: CommitOutcome, took_s: float) -> Verdict:
-        if outcome.status is CommitStatus.UNKNOWN:
-            return Verdict.REFUSED
-        return original(self, outcome, took_s)
-
-    original = Claims._judge
-    return [(Claims, "_judge", judge)]
-
-
-def unknown_commit_is_held() -> Patches:
-    """A commit of which nobody knows counts as acknowledged."""
-
-    def judge(self: Claims, outcome: CommitOutcome, took_s: float) -> Verdict:
-        if outcome.status is CommitStatus.UNKNOWN:
-            return Verdict.HELD
-        return original(self, outcome, took_s)
-
-    original = Claims._judge
-    return [(Claims, "_judge", judge)]
 
 
 def map_ignored() -> Patches:
@@ -211,17 +143,6 @@ def any_transcript() -> Patches:
     return [(ModelCaller, "_transcript", transcript)]
 
 
-def withdrawn_claims_run() -> Patches:
-    """A claim that was handed back is used all the same."""
-
-    def decline(self: Dispatch, call: Call) -> None:
-        original(self, call)
-        self._running.start(call)
-
-    original = Dispatch._decline
-    return [(Dispatch, "_decline", decline)]
-
-
 def suspect_is_declined() -> Patches:
     """What an earlier owner may have begun is handed back as if it had not."""
 
@@ -239,17 +160,11 @@ PLANTS: Final[Mapping[str, Callable[[], Patches]]] = {
     "done-before-durable": done_before_durable,
     "execute-suspects": execute_suspects,
     "execute-without-claim": execute_without_claim,
-    "forget-the-lease": forget_the_lease,
-    "start-before-told": start_before_told,
     "no-started-record": no_started_record,
-    "suspect-at-once": suspect_at_once,
-    "unknown-commit-is-refused": unknown_commit_is_refused,
-    "unknown-commit-is-held": unknown_commit_is_held,
     "map-ignored": map_ignored,
     "no-doubt": no_doubt,
     "start-at-the-end": start_at_the_end,
     "read-uncommitted": read_uncommitted,
     "any-transcript": any_transcript,
-    "withdrawn-claims-run": withdrawn_claims_run,
     "suspect-is-declined": suspect_is_declined,
 }

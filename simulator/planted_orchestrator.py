@@ -9,9 +9,8 @@ from unittest import mock
 
 from perdure.processors.orchestrator import batch as batches
 from perdure.processors.orchestrator import processing, transaction
-from perdure.processors.orchestrator.assignment import Assignment, Phase
+from perdure.processors.orchestrator.assignment import Assignment
 from perdure.processors.orchestrator.batch import Batch
-from perdure.processors.orchestrator.catch_up import CatchUp
 from perdure.processors.orchestrator.host import Orchestrator
 from perdure.processors.orchestrator.offsets import NextUnprocessed
 from perdure.processors.orchestrator.processing import Processing
@@ -185,26 +184,6 @@ def restore_to_stable_end() -> Patches:
     return [(Assignment, "_ask", ask)]
 
 
-def end_before_committed() -> Patches:
-    """The end of run-events is read before the committed offsets are known."""
-
-    def advance(self: Assignment) -> bool:
-        if self.phase is Phase.COMMITTED:
-            topic = self._settings.namespace.topic(RUN_EVENTS)
-            at_first = {
-                TopicPartition(topic, p): original(self, TopicPartition(topic, p)) for p in self.partitions
-            }
-            cast("Any", self)._ends = at_first
-        return advanced(self)
-
-    def ask(self: Assignment, at: TopicPartition) -> Watermarks:
-        known: dict[TopicPartition, Watermarks] = getattr(self, "_ends", {})
-        return known.get(at) or original(self, at)
-
-    original, advanced = Assignment._ask, Assignment.advance
-    return [(Assignment, "advance", advance), (Assignment, "_ask", ask)]
-
-
 def no_trailing_status() -> Patches:
     """A status that was held back is never published."""
 
@@ -239,11 +218,6 @@ def tombstones_ascending() -> Patches:
     return [(batches, "tombstones", ascending)]
 
 
-def timers_before_backlog() -> Patches:
-    """Overdue timers fire before what lay unread at take-over is read."""
-    return [(CatchUp, "left_s", property(lambda _: 0.0))]
-
-
 def backlog_dropped() -> Patches:
     """After an unknown outcome what was taken before is not read again."""
 
@@ -274,10 +248,8 @@ PLANTS: Final[Mapping[str, Callable[[], Patches]]] = {
     "one-offset-too-far": one_offset_too_far,
     "no-dedup": no_dedup,
     "restore-to-stable-end": restore_to_stable_end,
-    "end-before-committed": end_before_committed,
     "no-trailing-status": no_trailing_status,
     "letter-outside-transaction": letter_outside_transaction,
     "tombstones-ascending": tombstones_ascending,
-    "timers-before-backlog": timers_before_backlog,
     "backlog-dropped": backlog_dropped,
 }
