@@ -9,7 +9,7 @@ JOBS ?= 3
 on = $(filter-out 0 no off false,$(1))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo dev test acceptance crash chaos transactions sim lint tables golden format bench lock clean
+.PHONY: help setup demo dev test acceptance crash chaos transactions sim lint tables golden mutants format bench lock clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,6 +60,9 @@ lint: setup ## rules, format, types (mypy and pyright), layers
 
 tables: setup ## write down again what the machine does with every input in every state
 	$(PY) -m tests.unit.machine.product
+
+mutants: setup ## small faults put into the machine, one at a time, must be noticed; COUNT=500, SEED=1
+	$(PY) -m tests.mutants --count $(or $(COUNT),500) --seed $(or $(SEED),1) $(ARGS)
 
 golden: setup ## record golden histories with the schemas of now; SET=v2, ARGS=--unreleased replaces a set
 	$(PY) -m tests.golden.record $(SET) $(ARGS)

@@ -122,8 +122,9 @@ def test_a_worker_that_dies_is_started_again_and_a_killed_tree_leaves_nothing(de
 @pytest.mark.parametrize("app", ["examples.first_agent:nothing", "examples.nowhere:agent", "first_agent"])
 def test_agents_that_cannot_be_found_end_it_at_once_with_what_to_do(tmp_path: Path, app: str) -> None:
     """Nothing is started: the workers would end of it again and again, and bury the reason."""
+    folder = tmp_path / "kafka"
     ended = subprocess.run(
-        [sys.executable, "-m", "perdure.console.main", "dev", "--app", app, "--folder", str(tmp_path / "kafka")],
+        [sys.executable, "-m", "perdure.console.main", "dev", "--app", app, "--folder", str(folder)],
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
         cwd=tmp_path,
         capture_output=True,
@@ -135,7 +136,7 @@ def test_agents_that_cannot_be_found_end_it_at_once_with_what_to_do(tmp_path: Pa
     assert "[app_not_found]" in ended.stderr
     assert "module:object" in ended.stderr
     assert ended.stdout == ""
-    assert not (tmp_path / "kafka").exists()
+    assert not folder.exists()
 
 
 def _alive(pids: set[int]) -> set[int]:
